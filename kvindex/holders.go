@@ -1,0 +1,512 @@
+package kvindex
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"unsafe"
+)
+
+const (
+	pageSlots = 64 // slots per page, one bit of a mask each
+
+	// Shards grow one by one, so that growing stalls nobody: with 31 million
+	// hashes a shard holds 30,000 and is moved in a fraction of a millisecond.
+	shardBits  = 10
+	shardShift = 64 - shardBits
+	shardCount = 1 << shardBits
+
+	minHomes  = 8
+	tailSlots = 8 // places behind the last home, for entries pushed past it
+)
+
+// Holders says which slots hold which block hashes. It knows nothing of
+// recency, tiers or time: whoever owns those adds and removes.
+//
+// A hash is found with one look-up, whatever the number of slots: its entry
+// carries the slots of one page of 64 as a bit mask, and links to the pages
+// beyond the first. Nothing in it is a pointer, so a garbage collection does not
+// look at the entries.
+//
+// Holders is not safe for concurrent use, except for Distinct and Bytes.
+type Holders struct {
+	mix    mixer
+	shards []shard
+
+	distinct int
+	counted  atomic.Int64 // distinct, as of the last change that has ended
+	bytes    atomic.Int64
+}
+
+// mixer turns a block hash into a table key. It is one to one, so that the key
+// stands for the hash, and it depends on a secret, because who writes prompts
+// can look for hashes that would crowd one place of a table.
+type mixer struct{ xor, mul1, mul2 uint64 }
+
+func newMixer(seed uint64) mixer {
+	next := func() uint64 { // SplitMix64
+		seed += 0x9e3779b97f4a7c15
+		z := (seed ^ seed>>30) * 0xbf58476d1ce4e5b9
+		z = (z ^ z>>27) * 0x94d049bb133111eb
+		return z ^ z>>31
+	}
+	return mixer{xor: next(), mul1: next() | 1, mul2: next() | 1}
+}
+
+func (m *mixer) key(hash uint64) uint64 {
+	k := (hash ^ m.xor) * m.mul1
+	return (k ^ k>>32) * m.mul2
+}
+
+// shard is an open-addressing table sorted by key: a key's home is its share of
+// the homes, entries wait behind their home in key order. A search ends at the
+// first key that is not smaller, a removal shifts the followers back, and a
+// resize is one pass from front to back.
+type shard struct {
+	table []entry // homes places and a tail
+	nodes []node  // pages beyond the first, named by index + 1
+	homes uint64
+	used  int
+	free  uint32 // first unused node, linked by next
+	spare int    // number of unused nodes
+}
+
+// entry is a hash that somebody holds; an empty mask marks an empty place.
+type entry struct {
+	key  uint64
+	mask uint64
+	page uint32
+	more uint32 // first node, 0 for none
+}
+
+// node holds five more pages of a hash and fills a cache line. A place with an empty mask is free.
+type node struct {
+	masks [5]uint64
+	pages [5]uint32
+	next  uint32
+}
+
+const (
+	entryBytes = int64(unsafe.Sizeof(entry{}))
+	nodeBytes  = int64(unsafe.Sizeof(node{}))
+	shardBytes = int64(unsafe.Sizeof(shard{}))
+)
+
+// NewHolders returns an empty map. The seed decides where hashes are placed; it
+// should be random and secret where clients choose the prompts.
+func NewHolders(seed uint64) *Holders {
+	h := &Holders{}
+	h.init(newMixer(seed))
+	return h
+}
+
+func (h *Holders) init(m mixer) {
+	h.mix = m
+	h.Reset()
+}
+
+// Reset forgets everything.
+func (h *Holders) Reset() {
+	h.shards = make([]shard, shardCount)
+	h.bytes.Store(shardCount * shardBytes)
+	h.distinct = 0
+	h.publish()
+}
+
+// Add records that slot holds hash and reports whether that is new.
+func (h *Holders) Add(hash uint64, slot int) bool {
+	defer h.publish()
+	return h.add(h.mix.key(hash), slot)
+}
+
+// Remove records that slot no longer holds hash and reports whether it did.
+func (h *Holders) Remove(hash uint64, slot int) bool {
+	defer h.publish()
+	return h.remove(h.mix.key(hash), slot)
+}
+
+// Has reports whether slot holds hash.
+func (h *Holders) Has(hash uint64, slot int) bool {
+	return h.mask(h.mix.key(hash), pageOf(slot))&bitOf(slot) != 0
+}
+
+// Clear makes slot hold nothing and returns how many hashes it held. It reads
+// every entry; an owner that can list the hashes of a slot removes them instead.
+func (h *Holders) Clear(slot int) int {
+	defer h.publish()
+	removed, page, bit := 0, pageOf(slot), bitOf(slot)
+	for k := range h.shards {
+		s := &h.shards[k]
+		for i := 0; i < len(s.table); {
+			if s.table[i].mask == 0 || s.pageMask(&s.table[i], page)&bit == 0 {
+				i++
+				continue
+			}
+			removed++
+			if s.clear(&s.table[i], page, bit); s.table[i].mask == 0 {
+				s.delete(i) // a follower may have moved here
+				h.distinct--
+			} else {
+				i++
+			}
+		}
+		h.shrink(s)
+	}
+	return removed
+}
+
+// Distinct returns the number of hashes that at least one slot holds. It may be called at any time from any goroutine.
+func (h *Holders) Distinct() int { return int(h.counted.Load()) }
+
+// Bytes returns the memory in use, in bytes. It may be called at any time from any goroutine.
+func (h *Holders) Bytes() int64 { return h.bytes.Load() }
+
+// Walk finds how much of a prompt each slot holds. hashes is the prompt's chain
+// in order; active has a bit for each slot that is asked about, slot s being bit
+// s%64 of active[s/64]. For each of them Walk adds to matched[slot] the number of
+// leading hashes that the slot holds, and it ends where no slot is left. It
+// returns the longest such run. active is scratch: its content is lost.
+func (h *Holders) Walk(hashes []uint64, active []uint64, matched []int32) int {
+	longest := 0
+	for first := 0; first < len(active); first += 64 {
+		w := walk{first: uint32(first), active: active[first:min(first+64, len(active))], matched: matched}
+		longest = max(longest, w.run(h, hashes))
+	}
+	return longest
+}
+
+// publish makes the count of hashes visible to other goroutines, once per change rather than per hash.
+func (h *Holders) publish() {
+	if n := int64(h.distinct); n != h.counted.Load() {
+		h.counted.Store(n)
+	}
+}
+
+func pageOf(slot int) uint32 { return uint32(slot / pageSlots) }
+func bitOf(slot int) uint64  { return 1 << (uint(slot) % pageSlots) }
+
+// walk is one pass over a prompt for up to 64 pages, so that a word can say which of them are left.
+type walk struct {
+	first   uint32 // page of active[0]
+	active  []uint64
+	matched []int32
+	live    uint64 // pages that still have an active slot
+	seen    uint64 // live pages that the current hash has been checked against
+}
+
+func (w *walk) run(h *Holders, hashes []uint64) int {
+	for p, m := range w.active {
+		if m != 0 {
+			w.live |= 1 << p
+		}
+	}
+	i := 0
+	for ; i < len(hashes) && w.live&(w.live-1) != 0; i++ { // several pages are left
+		key := h.mix.key(hashes[i])
+		s := &h.shards[key>>shardShift]
+		w.seen = 0
+		if at, ok := s.find(key); ok {
+			e := &s.table[at]
+			w.check(e.page, e.mask, i)
+			for n := e.more; n != 0 && w.live&^w.seen != 0; {
+				d := &s.nodes[n-1]
+				for k, m := range d.masks {
+					if m != 0 {
+						w.check(d.pages[k], m, i)
+					}
+				}
+				n = d.next
+			}
+		}
+		for gone := w.live &^ w.seen; gone != 0; gone &= gone - 1 {
+			w.check(w.first+uint32(bits.TrailingZeros64(gone)), 0, i)
+		}
+	}
+	if w.live == 0 {
+		return max(i-1, 0) // the last one ended at hashes[i-1]
+	}
+	if w.live&(w.live-1) == 0 {
+		return w.runPage(h, hashes, i)
+	}
+	for left := w.live; left != 0; left &= left - 1 {
+		p := bits.TrailingZeros64(left)
+		w.credit(p, w.active[p], i)
+	}
+	return i
+}
+
+// runPage continues at hashes[i] when a single page is left.
+func (w *walk) runPage(h *Holders, hashes []uint64, i int) int {
+	p := bits.TrailingZeros64(w.live)
+	page, left := w.first+uint32(p), w.active[p]
+	for ; i < len(hashes); i++ {
+		mask := h.mask(h.mix.key(hashes[i]), page)
+		if gone := left &^ mask; gone != 0 {
+			w.credit(p, gone, i)
+			if left &= mask; left == 0 {
+				return i
+			}
+		}
+	}
+	w.credit(p, left, i)
+	return i
+}
+
+// check keeps the slots of a page that are in mask; the others end with n hashes.
+func (w *walk) check(page uint32, mask uint64, n int) {
+	p := page - w.first
+	if p >= uint32(len(w.active)) || w.live>>p&1 == 0 {
+		return
+	}
+	w.seen |= 1 << p
+	left := w.active[p]
+	if gone := left &^ mask; gone != 0 {
+		w.credit(int(p), gone, n)
+		if left &= mask; left == 0 {
+			w.live &^= 1 << p
+		}
+		w.active[p] = left
+	}
+}
+
+// credit adds n to the slots of active[p] in mask.
+func (w *walk) credit(p int, mask uint64, n int) {
+	if n == 0 {
+		return
+	}
+	base := (int(w.first) + p) * pageSlots
+	for ; mask != 0; mask &= mask - 1 {
+		w.matched[base+bits.TrailingZeros64(mask)] += int32(n)
+	}
+}
+
+func (h *Holders) add(key uint64, slot int) bool {
+	s := &h.shards[key>>shardShift]
+	page, bit := pageOf(slot), bitOf(slot)
+	i, ok := s.find(key)
+	if ok {
+		return h.set(s, &s.table[i], page, bit)
+	}
+	if uint64(s.used) >= s.homes-s.homes/4 {
+		h.resize(s, s.homes+max(s.homes/3, min(s.homes, 64), minHomes))
+		i, _ = s.find(key)
+	}
+	h.insert(s, i, entry{key: key, mask: bit, page: page})
+	h.distinct++
+	return true
+}
+
+func (h *Holders) remove(key uint64, slot int) bool {
+	s := &h.shards[key>>shardShift]
+	page, bit := pageOf(slot), bitOf(slot)
+	i, ok := s.find(key)
+	if !ok || s.pageMask(&s.table[i], page)&bit == 0 {
+		return false
+	}
+	if s.clear(&s.table[i], page, bit); s.table[i].mask == 0 {
+		s.delete(i)
+		h.distinct--
+		h.shrink(s)
+	}
+	return true
+}
+
+// mask returns the slots of a page that hold the hash of key.
+func (h *Holders) mask(key uint64, page uint32) uint64 {
+	s := &h.shards[key>>shardShift]
+	i, ok := s.find(key)
+	if !ok {
+		return 0
+	}
+	return s.pageMask(&s.table[i], page)
+}
+
+// find returns where key is, or else where it belongs.
+func (s *shard) find(key uint64) (int, bool) {
+	for i := s.home(key); i < len(s.table); i++ {
+		if e := &s.table[i]; e.mask == 0 || e.key >= key {
+			return i, e.mask != 0 && e.key == key
+		}
+	}
+	return len(s.table), false
+}
+
+func (s *shard) home(key uint64) int {
+	i, _ := bits.Mul64(key<<shardBits, s.homes)
+	return int(i)
+}
+
+// insert puts e at i and moves what is there up to the next empty place.
+func (h *Holders) insert(s *shard, i int, e entry) {
+	end := i
+	for end < len(s.table) && s.table[end].mask != 0 {
+		end++
+	}
+	if end == len(s.table) {
+		before := s.bytes()
+		s.table = append(s.table, make([]entry, tailSlots)...)
+		h.bytes.Add(s.bytes() - before)
+	}
+	copy(s.table[i+1:end+1], s.table[i:end])
+	s.table[i] = e
+	s.used++
+}
+
+// delete empties place i and moves the entries that were pushed past it back.
+func (s *shard) delete(i int) {
+	end := i + 1
+	for end < len(s.table) && s.table[end].mask != 0 && s.home(s.table[end].key) != end {
+		end++
+	}
+	copy(s.table[i:], s.table[i+1:end])
+	s.table[end-1] = entry{}
+	s.used--
+}
+
+// shrink gives memory back when a shard is less than three sixteenths full.
+func (h *Holders) shrink(s *shard) {
+	if s.homes > 8*minHomes && uint64(s.used) < s.homes*3/16 {
+		h.resize(s, s.homes/2)
+	}
+}
+
+// resize moves a shard to a table of that many homes. Nodes are packed when most of them are unused.
+func (h *Holders) resize(s *shard, homes uint64) {
+	before := s.bytes()
+	old := s.table
+	s.homes = homes
+	s.table = make([]entry, homes+tailSlots)
+	nodes, pack := s.nodes, s.spare > len(s.nodes)/2
+	if pack {
+		s.nodes = make([]node, 0, len(nodes)-s.spare)
+		s.free, s.spare = 0, 0
+	}
+	next := 0
+	for i := range old {
+		e := &old[i]
+		if e.mask == 0 {
+			continue
+		}
+		if pack {
+			for link := &e.more; *link != 0; {
+				s.nodes = append(s.nodes, nodes[*link-1])
+				*link = uint32(len(s.nodes))
+				link = &s.nodes[len(s.nodes)-1].next
+			}
+		}
+		next = max(next, s.home(e.key))
+		if next == len(s.table) {
+			s.table = append(s.table, make([]entry, tailSlots)...)
+		}
+		s.table[next] = *e
+		next++
+	}
+	h.bytes.Add(s.bytes() - before)
+}
+
+func (s *shard) bytes() int64 {
+	return int64(cap(s.table))*entryBytes + int64(cap(s.nodes))*nodeBytes
+}
+
+// pageMask returns the slots of a page that hold e.
+func (s *shard) pageMask(e *entry, page uint32) uint64 {
+	if e.page == page {
+		return e.mask
+	}
+	if d, k := s.findPage(e, page); d != nil {
+		return d.masks[k]
+	}
+	return 0
+}
+
+// findPage returns the node and place of a page beyond the first.
+func (s *shard) findPage(e *entry, page uint32) (*node, int) {
+	for n := e.more; n != 0; {
+		d := &s.nodes[n-1]
+		for k, p := range d.pages {
+			if p == page && d.masks[k] != 0 {
+				return d, k
+			}
+		}
+		n = d.next
+	}
+	return nil, 0
+}
+
+// set adds slots of a page to e and reports whether that is new.
+func (h *Holders) set(s *shard, e *entry, page uint32, bit uint64) bool {
+	mask := &e.mask
+	if e.page != page {
+		d, k := s.findPage(e, page)
+		if d == nil {
+			h.addPage(s, e, page, bit)
+			return true
+		}
+		mask = &d.masks[k]
+	}
+	fresh := *mask&bit == 0
+	*mask |= bit
+	return fresh
+}
+
+// addPage adds a page beyond the first, in a node of e that has room or in a new one.
+func (h *Holders) addPage(s *shard, e *entry, page uint32, mask uint64) {
+	for n := e.more; n != 0; {
+		d := &s.nodes[n-1]
+		for k, m := range d.masks {
+			if m == 0 {
+				d.masks[k], d.pages[k] = mask, page
+				return
+			}
+		}
+		n = d.next
+	}
+	n := s.free
+	if n != 0 {
+		s.free = s.nodes[n-1].next
+		s.spare--
+	} else {
+		before := s.bytes()
+		s.nodes = append(s.nodes, node{})
+		n = uint32(len(s.nodes))
+		h.bytes.Add(s.bytes() - before)
+	}
+	s.nodes[n-1] = node{next: e.more}
+	s.nodes[n-1].masks[0], s.nodes[n-1].pages[0] = mask, page
+	e.more = n
+}
+
+// clear takes a held slot of a page from e. The mask of e stays empty only if nobody is left.
+func (s *shard) clear(e *entry, page uint32, bit uint64) {
+	if e.page == page {
+		if e.mask &^= bit; e.mask == 0 && e.more != 0 { // move another page in
+			d := &s.nodes[e.more-1]
+			for k, m := range d.masks {
+				if m != 0 {
+					e.page, e.mask = d.pages[k], m
+					d.masks[k] = 0
+					break
+				}
+			}
+			s.release(e, d)
+		}
+		return
+	}
+	d, k := s.findPage(e, page)
+	d.masks[k] &^= bit
+	s.release(e, d)
+}
+
+// release unlinks a node of e that holds nothing.
+func (s *shard) release(e *entry, d *node) {
+	if d.masks != [5]uint64{} {
+		return
+	}
+	link := &e.more
+	for &s.nodes[*link-1] != d {
+		link = &s.nodes[*link-1].next
+	}
+	n := *link
+	*link = d.next
+	d.next, s.free = s.free, n
+	s.spare++
+}

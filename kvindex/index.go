@@ -1,0 +1,199 @@
+// Package kvindex remembers which endpoint holds which blocks of which prompts.
+//
+// A prompt is a chain of block hashes (AppendChain). An endpoint is a slot, a
+// small integer. Holders maps a hash to the slots that hold it; Index adds one
+// least-recently-used list per slot, which decides what a slot has forgotten.
+// After a warm-up neither allocates.
+package kvindex
+
+import (
+	"math"
+	"sync/atomic"
+)
+
+// Index says which slots hold which block hashes, and evicts from each slot what
+// it has used least recently once the slot is at its capacity.
+//
+// The owner of an Index guards it with a lock. Only Capacity, Len, Total,
+// Distinct and Bytes may be called at any time from any goroutine.
+type Index struct {
+	holders Holders
+	slots   atomic.Pointer[[]*lru] // replaced, not changed, when it grows
+	total   atomic.Int64
+	bytes   atomic.Int64 // of the lists
+}
+
+// New returns an empty index in which every slot has the capacity 0. The seed
+// decides where hashes are placed; it should be random and secret where clients
+// choose the prompts.
+func New(seed uint64) *Index { return newIndex(newMixer(seed)) }
+
+func newIndex(m mixer) *Index {
+	x := &Index{}
+	x.holders.init(m)
+	x.slots.Store(&[]*lru{})
+	return x
+}
+
+// lru returns the list of a slot, nil when the slot never had a capacity.
+func (x *Index) lru(slot int) *lru {
+	if s := *x.slots.Load(); uint(slot) < uint(len(s)) {
+		return s[slot]
+	}
+	return nil
+}
+
+// SetCapacity says how many blocks a slot can hold. A slot with more of them
+// loses the least recently used ones at once; zero or less empties it.
+func (x *Index) SetCapacity(slot, blocks int) {
+	blocks = min(max(blocks, 0), math.MaxInt32-1)
+	l := x.lru(slot)
+	if l == nil {
+		if blocks == 0 {
+			return
+		}
+		old := *x.slots.Load()
+		slots := append(make([]*lru, 0, (slot/pageSlots+1)*pageSlots), old...)
+		for len(slots) < cap(slots) {
+			slots = append(slots, &lru{})
+		}
+		x.slots.Store(&slots)
+		x.bytes.Add(int64(len(slots)-len(old)) * (lruBytes + 8))
+		l = slots[slot]
+	}
+	l.limit.Store(int64(blocks))
+	if l.used > blocks {
+		x.evict(l, slot, l.used-blocks)
+		x.publish(l)
+	}
+	if cap(l.list) > blocks+1 {
+		before := l.bytes()
+		l.pack()
+		x.bytes.Add(l.bytes() - before)
+	}
+}
+
+// Capacity returns the blocks that a slot can hold, 0 before SetCapacity and after Clear.
+func (x *Index) Capacity(slot int) int {
+	if l := x.lru(slot); l != nil {
+		return int(l.limit.Load())
+	}
+	return 0
+}
+
+// Match is Holders.Walk over what the slots hold. It does not count as a use.
+func (x *Index) Match(hashes []uint64, active []uint64, matched []int32) int {
+	return x.holders.Walk(hashes, active, matched)
+}
+
+// Record says that a slot now holds a prompt, given as its chain of hashes in
+// order. A prompt longer than the slot's capacity is cut to it, keeping the head.
+// The prompt's blocks become the slot's most recent ones with the first block in
+// front, so that a prompt loses its tail first, as in the engine; what is then
+// over the capacity is evicted.
+//
+// The hashes that the slot did not hold before are appended to fresh, in order
+// and once each, and fresh is returned. A nil fresh skips that and stays nil.
+func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
+	l := x.lru(slot)
+	if l == nil {
+		return fresh
+	}
+	limit := int(l.limit.Load())
+	hashes = hashes[:min(len(hashes), limit)]
+	// What is held moves to the front first, lest it be evicted for what is not.
+	if l.promote(&x.holders.mix, hashes) == 0 {
+		return fresh
+	}
+	before, at := l.bytes(), uint32(0)
+	for _, hash := range hashes {
+		key := x.holders.mix.key(hash)
+		if len(l.list) > 0 {
+			if n := l.list[at].next; n != 0 && l.list[n].key == key {
+				at = n
+				continue
+			}
+			if l.find(key) != 0 {
+				continue // seen in this prompt
+			}
+		}
+		if l.used == limit {
+			x.evict(l, slot, 1)
+		}
+		at = l.insert(at, key)
+		x.holders.add(key, slot)
+		if fresh != nil {
+			fresh = append(fresh, hash)
+		}
+	}
+	if after := l.bytes(); after != before {
+		x.bytes.Add(after - before)
+	}
+	x.publish(l)
+	return fresh
+}
+
+// evict removes the n least recently used blocks.
+func (x *Index) evict(l *lru, slot, n int) {
+	for range n {
+		victim := l.list[0].prev
+		x.holders.remove(l.list[victim].key, slot)
+		l.remove(victim)
+	}
+}
+
+// Forget says that a slot does not hold these hashes: what Record returned, when the prompt never reached the endpoint.
+func (x *Index) Forget(slot int, hashes []uint64) {
+	l := x.lru(slot)
+	if l == nil || l.used == 0 {
+		return
+	}
+	for _, hash := range hashes {
+		key := x.holders.mix.key(hash)
+		if n := l.find(key); n != 0 {
+			x.holders.remove(key, slot)
+			l.remove(n)
+		}
+	}
+	x.publish(l)
+}
+
+// Clear removes a slot: it holds nothing and its capacity is 0. The number may be used for another endpoint.
+func (x *Index) Clear(slot int) { x.SetCapacity(slot, 0) }
+
+// Reset forgets the blocks of all slots. The capacities stay.
+func (x *Index) Reset() {
+	x.holders.Reset()
+	for _, l := range *x.slots.Load() {
+		x.bytes.Add(-l.bytes())
+		l.clear()
+	}
+	x.total.Store(0)
+}
+
+// publish makes the counts of blocks visible to other goroutines, once per change rather than per block.
+func (x *Index) publish(l *lru) {
+	n := int64(l.used)
+	if old := l.size.Load(); n != old {
+		l.size.Store(n)
+		x.total.Add(n - old)
+	}
+	x.holders.publish()
+}
+
+// Len returns the number of blocks that a slot holds.
+func (x *Index) Len(slot int) int {
+	if l := x.lru(slot); l != nil {
+		return int(l.size.Load())
+	}
+	return 0
+}
+
+// Total returns the number of blocks that all slots hold, a block counted once per slot.
+func (x *Index) Total() int { return int(x.total.Load()) }
+
+// Distinct returns the number of different blocks that the slots hold.
+func (x *Index) Distinct() int { return x.holders.Distinct() }
+
+// Bytes returns the memory in use, in bytes.
+func (x *Index) Bytes() int64 { return x.holders.Bytes() + x.bytes.Load() }
