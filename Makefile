@@ -1,0 +1,115 @@
+# Everything but check, race, fuzz, bench and lint needs Go, make and git only.
+
+BINARY    := kvgate
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT    ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+LDFLAGS   := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+PREFIX    ?= /usr/local
+DESTDIR   ?=
+SYSCONF   ?= /etc
+UNITDIR   ?= $(PREFIX)/lib/systemd/system
+
+FUZZTIME  ?= 30s
+FUZZ      ?= .
+BENCH     ?= .
+COUNT     ?= 6
+OLD       ?=
+ARGS      ?=
+
+# Tools are pinned, compiled once into .bin under a name that carries the
+# version, and take no part in go.mod.
+BIN            := $(CURDIR)/.bin
+GOLANGCI       := v2.15.0
+BENCHSTAT      := v0.0.0-20260908200009-22c9c6c9d4da
+golangci_lint  := $(BIN)/golangci-lint-$(GOLANGCI)
+benchstat      := $(BIN)/benchstat-$(BENCHSTAT)
+
+# Stop at the first failing command of a recipe; plain sh will do.
+.SHELLFLAGS := -ec
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "; print "Targets:"} \
+		/^[a-z][a-z-]*:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'Variables: ARGS (demo), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
+
+.PHONY: build
+build: ## Build the static binary ./kvgate
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BINARY) .
+
+.PHONY: demo
+demo: build ## Four fake replicas, the gateway and a comparison: make demo ARGS=--once
+	./$(BINARY) demo $(ARGS)
+
+.PHONY: install
+install: build ## Install binary, systemd unit and example settings under DESTDIR and PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(SYSCONF)/kvgate' '$(DESTDIR)$(SYSCONF)/default'
+	install -m 0755 $(BINARY) '$(DESTDIR)$(PREFIX)/bin/$(BINARY)'
+	install -m 0644 configs/systemd/kvgate.service '$(DESTDIR)$(UNITDIR)/kvgate.service'
+	sed -i 's|/usr/bin/kvgate|$(PREFIX)/bin/$(BINARY)|; s|/etc/|$(SYSCONF)/|g' '$(DESTDIR)$(UNITDIR)/kvgate.service'
+	@# What an administrator may have edited stays as it is.
+	for pair in 'systemd/kvgate.yaml kvgate/kvgate.yaml' 'systemd/kvgate.default default/kvgate'; do \
+		set -- $$pair; to='$(DESTDIR)$(SYSCONF)'/$$2; \
+		if [ -e "$$to" ]; then echo "kept $$to"; else install -m 0644 configs/$$1 "$$to"; fi; \
+	done
+
+.PHONY: test
+test: ## Run every test
+	go test ./...
+
+.PHONY: race
+race: ## Run every test under the race detector (needs gcc)
+	@command -v "$$(go env CC | cut -d' ' -f1)" >/dev/null || { \
+		echo "make race: no C compiler '$$(go env CC)': the race detector needs cgo. Install gcc (Debian: apt-get install gcc libc6-dev)." >&2; exit 1; }
+	CGO_ENABLED=1 go test -race ./...
+
+.PHONY: lint
+lint: $(golangci_lint) ## Run golangci-lint (compiled once, minutes)
+	$(golangci_lint) run
+
+.PHONY: check
+check: ## Formatting, vet, lint, tidy go.mod, race tests: what a change must pass
+	@files=$$(gofmt -l .); [ -z "$$files" ] || { echo "not formatted, run gofmt -w:" $$files >&2; exit 1; }
+	go vet ./...
+	go mod tidy -diff
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory race
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME each
+	@packages=$$(go list ./...); \
+	for pkg in $$packages; do \
+		listed=$$(go test -list '^Fuzz' $$pkg); \
+		for target in $$(echo "$$listed" | grep '^Fuzz' | grep -e '$(FUZZ)'); do \
+			echo "== $$pkg $$target"; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+.PHONY: bench
+bench: $(benchstat) ## Run the Go benchmarks; OLD=FILE compares with an earlier bench.txt
+	go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./... > bench.txt || { cat bench.txt; exit 1; }
+	$(benchstat) $(OLD) bench.txt
+
+.PHONY: cover
+cover: ## Report test coverage; the page is cover.html
+	go test -coverpkg=./... -coverprofile=cover.out ./...
+	go tool cover -html=cover.out -o cover.html
+	go tool cover -func=cover.out | tail -n 1
+
+.PHONY: clean
+clean: ## Remove what the targets made, the tools included
+	rm -rf $(BINARY) $(BIN) bench.txt cover.out cover.html
+
+# go install names the file after the package: the version is added when it is complete.
+$(golangci_lint):
+	GOBIN='$(BIN)' GOFLAGS=-buildvcs=false go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	mv '$(BIN)/golangci-lint' $@
+
+$(benchstat):
+	GOBIN='$(BIN)' GOFLAGS=-buildvcs=false go install golang.org/x/perf/cmd/benchstat@$(BENCHSTAT)
+	mv '$(BIN)/benchstat' $@
