@@ -1,0 +1,129 @@
+package configs
+
+import "time"
+
+// Settings are the process settings: flags over environment over file over defaults.
+// The key of a field is its mapstructure path: upstream.idle_timeout is
+// KVGATE_UPSTREAM_IDLE_TIMEOUT in the environment and --upstream-idle-timeout on the command line.
+type Settings struct {
+	Listen      string    `mapstructure:"listen" usage:"data listener, HOST:PORT"`
+	AdminListen string    `mapstructure:"admin_listen" usage:"admin listener, HOST:PORT or unix:/PATH; empty switches it off"`
+	Scheduling  string    `mapstructure:"scheduling" usage:"EndpointPickerConfig file; empty: the built-in default"`
+	Endpoints   string    `mapstructure:"endpoints" usage:"file of replicas in llm-d's file-discovery format, watched; empty: none"`
+	Replicas    []Replica `mapstructure:"replicas" usage:"replica as [NAME=]URL; flags, environment and file add up"`
+
+	Log      Log      `mapstructure:"log"`
+	Server   Server   `mapstructure:"server"`
+	Limits   Limits   `mapstructure:"limits"`
+	Upstream Upstream `mapstructure:"upstream"`
+	Scrape   Scrape   `mapstructure:"scrape"`
+	Drain    Drain    `mapstructure:"drain"`
+	Routes   Routes   `mapstructure:"routes"`
+	Headers  Headers  `mapstructure:"headers"`
+	Admin    Admin    `mapstructure:"admin"`
+}
+
+// Replica is one vLLM replica named in the settings file, in KVGATE_REPLICAS or by
+// --replica [NAME=]URL. Loaded replicas are normalized.
+type Replica struct {
+	Name      string            `mapstructure:"name"`      // default: host:port of the URL
+	Namespace string            `mapstructure:"namespace"` // default: "default"
+	URL       string            `mapstructure:"url"`       // http:// or https://, no path
+	Labels    map[string]string `mapstructure:"labels"`
+	Source    string            `mapstructure:"-"` // where it was declared, for messages
+}
+
+// Log configures the process log and the access log.
+type Log struct {
+	Level  string `mapstructure:"level" usage:"debug, info, warn or error"`
+	Format string `mapstructure:"format" usage:"json, console, or auto: console on a terminal"`
+	Access bool   `mapstructure:"access" usage:"log one line per request"`
+}
+
+// Server bounds what a client connection may do.
+type Server struct {
+	HeaderTimeout time.Duration `mapstructure:"header_timeout" usage:"time from the first byte of a request head to its end"`
+	BodyTimeout   time.Duration `mapstructure:"body_timeout" usage:"time between two reads of a request body"`
+	IdleTimeout   time.Duration `mapstructure:"idle_timeout" usage:"time that a client connection may stay without a request"`
+	WriteTimeout  time.Duration `mapstructure:"write_timeout" usage:"time of one write to a client that does not read"`
+	MaxConns      int           `mapstructure:"max_conns" usage:"client connections at once"`
+}
+
+// Limits bounds sizes.
+type Limits struct {
+	Body           Size `mapstructure:"body" usage:"size of a request body"`
+	Header         Size `mapstructure:"header" usage:"size of a request head"`
+	UpstreamHeader Size `mapstructure:"upstream_header" usage:"size of the response head of a replica"`
+	Buffered       Size `mapstructure:"buffered" usage:"size of all request bodies in memory"`
+}
+
+// Upstream configures the connections to the replicas.
+type Upstream struct {
+	ConnectTimeout time.Duration `mapstructure:"connect_timeout" usage:"time to connect to a replica"`
+	HeaderTimeout  time.Duration `mapstructure:"header_timeout" usage:"time from the request to the response head; covers queue and prefill, and a whole answer that is not streamed"`
+	StreamTimeout  time.Duration `mapstructure:"stream_timeout" usage:"time between two reads of a response body"`
+	IdleTimeout    time.Duration `mapstructure:"idle_timeout" usage:"time that a pooled connection may stay unused; below the engine's keep-alive (5s)"`
+	MaxIdle        int           `mapstructure:"max_idle" usage:"pooled connections per replica"`
+	APIKeyFile     string        `mapstructure:"api_key_file" usage:"file with the key that replaces the client's Authorization, for probes too"`
+	CAFile         string        `mapstructure:"ca_file" usage:"file of CA certificates to trust instead of the system's"`
+}
+
+// Scrape configures the observation of the replicas.
+type Scrape struct {
+	Interval       time.Duration `mapstructure:"interval" usage:"time between two scrapes of a replica's metrics"`
+	Timeout        time.Duration `mapstructure:"timeout" usage:"time that one scrape or probe may take"`
+	Staleness      time.Duration `mapstructure:"staleness" usage:"age from which an observation counts as missing"`
+	ModelsInterval time.Duration `mapstructure:"models_interval" usage:"time between two reads of a replica's model list"`
+}
+
+// Drain configures the end of the process.
+type Drain struct {
+	Delay   time.Duration `mapstructure:"delay" usage:"time after a stop signal in which the gateway is not ready and still accepts, for a load balancer to notice"`
+	Timeout time.Duration `mapstructure:"timeout" usage:"time that running streams then have to finish"`
+}
+
+// Routes widens the allow-list of paths.
+type Routes struct {
+	Passthrough []string `mapstructure:"passthrough" usage:"more paths to route: exact ones, or prefixes that end in /*"`
+}
+
+// Headers configures what kvgate adds to responses.
+type Headers struct {
+	Replica bool `mapstructure:"replica" usage:"name the replica in the response header x-kvgate-replica"`
+}
+
+// Admin configures the admin listener.
+type Admin struct {
+	PProf bool `mapstructure:"pprof" usage:"serve /debug/pprof/"`
+}
+
+// DefaultSettings returns what holds when nothing is set.
+func DefaultSettings() Settings {
+	return Settings{
+		Listen:      ":8080",
+		AdminListen: "127.0.0.1:9090",
+		Log:         Log{Level: "info", Format: "auto", Access: true},
+		Server: Server{
+			HeaderTimeout: 10 * time.Second,
+			BodyTimeout:   30 * time.Second,
+			IdleTimeout:   75 * time.Second,
+			WriteTimeout:  60 * time.Second,
+			MaxConns:      100_000,
+		},
+		Limits: Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30},
+		Upstream: Upstream{
+			ConnectTimeout: 2 * time.Second,
+			HeaderTimeout:  600 * time.Second,
+			StreamTimeout:  300 * time.Second,
+			IdleTimeout:    4 * time.Second,
+			MaxIdle:        512,
+		},
+		Scrape: Scrape{
+			Interval:       200 * time.Millisecond,
+			Timeout:        2 * time.Second,
+			Staleness:      2 * time.Second,
+			ModelsInterval: 10 * time.Second,
+		},
+		Drain: Drain{Timeout: 300 * time.Second},
+	}
+}

@@ -1,0 +1,175 @@
+package configs
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Bounds of settings, as far as they are not zero.
+const (
+	minInterval = 10 * time.Millisecond // a scrape costs a replica's API server milliseconds
+	minHead     = Size(1 << 10)
+	maxHead     = Size(16 << 20)
+)
+
+// Validate returns everything that is wrong with the settings, each a *Problem whose Path is
+// the key of the setting (replicas[0] for a replica).
+func (s *Settings) Validate() []error {
+	v := validator{}
+	v.listeners(s)
+	v.replicas(s.Replicas)
+	v.oneOf("log.level", s.Log.Level, "debug", "info", "warn", "error")
+	v.oneOf("log.format", s.Log.Format, "json", "console", "auto")
+
+	v.atLeast("server.header_timeout", s.Server.HeaderTimeout, 1)
+	v.atLeast("server.body_timeout", s.Server.BodyTimeout, 1)
+	v.atLeast("server.idle_timeout", s.Server.IdleTimeout, 1)
+	v.atLeast("server.write_timeout", s.Server.WriteTimeout, 1)
+	if n := s.Server.MaxConns; n < 1 {
+		v.report("server.max_conns", "write a number of at least 1", "the number %d is too small", n)
+	}
+
+	v.sizes(&s.Limits)
+
+	v.atLeast("upstream.connect_timeout", s.Upstream.ConnectTimeout, 1)
+	v.atLeast("upstream.header_timeout", s.Upstream.HeaderTimeout, 1)
+	v.atLeast("upstream.stream_timeout", s.Upstream.StreamTimeout, 1)
+	v.atLeast("upstream.idle_timeout", s.Upstream.IdleTimeout, 1)
+	if n := s.Upstream.MaxIdle; n < 0 {
+		v.report("upstream.max_idle", "write 0 to keep no connection, or a positive number", "the number %d is negative", n)
+	}
+
+	v.atLeast("scrape.interval", s.Scrape.Interval, minInterval)
+	v.atLeast("scrape.timeout", s.Scrape.Timeout, 1)
+	v.atLeast("scrape.staleness", s.Scrape.Staleness, 1)
+	v.atLeast("scrape.models_interval", s.Scrape.ModelsInterval, minInterval)
+	if i, stale := s.Scrape.Interval, s.Scrape.Staleness; i > stale && stale > 0 {
+		key := "scrape.interval"
+		if i == DefaultSettings().Scrape.Interval {
+			key = "scrape.staleness" // the one that was changed is to blame
+		}
+		v.report(key, "make the interval shorter or the staleness longer, else every observation counts as missing",
+			"scrape.interval %s is longer than scrape.staleness %s", i, stale)
+	}
+
+	v.atLeast("drain.delay", s.Drain.Delay, 0)
+	v.atLeast("drain.timeout", s.Drain.Timeout, 0)
+	v.passthrough(s.Routes.Passthrough)
+	return v.errs
+}
+
+type validator struct{ errs []error }
+
+func (v *validator) report(key, remedy, format string, args ...any) {
+	v.errs = append(v.errs, Position{Path: key}.Problem(remedy, format, args...))
+}
+
+func (v *validator) oneOf(key, got string, known ...string) {
+	if !slices.Contains(known, got) {
+		v.report(key, Suggest(got, "known values", known), "unknown value %s", quote(got))
+	}
+}
+
+func (v *validator) atLeast(key string, got, least time.Duration) {
+	if got >= least {
+		return
+	}
+	remedy := fmt.Sprintf("write at least %s", least)
+	if least == 1 {
+		remedy = durationRemedy
+	}
+	v.report(key, remedy, "the duration %s is too short", got)
+}
+
+func (v *validator) listeners(s *Settings) {
+	host, port, ok := v.listen("listen", s.Listen)
+	if s.AdminListen == "" {
+		return
+	}
+	if path, unix := strings.CutPrefix(s.AdminListen, "unix:"); unix {
+		if !strings.HasPrefix(path, "/") {
+			v.report("admin_listen", "write unix:/PATH", "the path %s is not absolute", quote(path))
+		}
+		return
+	}
+	adminHost, adminPort, adminOK := v.listen("admin_listen", s.AdminListen)
+	every := func(host string) bool { return slices.Contains([]string{"", "0.0.0.0", "::"}, host) }
+	if ok && adminOK && port == adminPort && port != 0 && (host == adminHost || every(host) || every(adminHost)) {
+		v.report("admin_listen", "choose another port", "%s collides with listen %s", s.AdminListen, s.Listen)
+	}
+}
+
+func (v *validator) listen(key, address string) (host string, port int, ok bool) {
+	host, text, err := net.SplitHostPort(address)
+	if err == nil {
+		port, err = strconv.Atoi(text)
+	}
+	if err != nil || port < 0 || port > 65535 || host != "" && !validHost(host) {
+		v.report(key, "write HOST:PORT or :PORT; an IPv6 address goes in brackets: [::1]:8080", "%s is no address to listen on", quote(address))
+		return "", 0, false
+	}
+	return host, port, true
+}
+
+func (v *validator) replicas(replicas []Replica) {
+	ids, urls := make(map[string]string), make(map[string]string)
+	for i, r := range replicas {
+		key := fmt.Sprintf("%s[%d]", replicasKey, i)
+		n, err := r.Normalize()
+		if err != nil {
+			v.report(key, "", "%v", err)
+			continue
+		}
+		source := cmp.Or(r.Source, key)
+		if first, twice := ids[n.ID()]; twice {
+			v.report(key, "give each replica a name of its own", "duplicate replica %s, first in %s", n.ID(), first)
+		} else if first, twice := urls[n.URL]; twice {
+			v.report(key, "list each replica once", "duplicate URL %s, first in %s", n.URL, first)
+		} else {
+			ids[n.ID()], urls[n.URL] = source, source
+		}
+	}
+}
+
+func (v *validator) sizes(l *Limits) {
+	if l.Body < 1 {
+		v.report("limits.body", "write a size such as 32MiB", "the size %s is too small", l.Body)
+	}
+	for _, head := range []struct {
+		key  string
+		size Size
+	}{{"limits.header", l.Header}, {"limits.upstream_header", l.UpstreamHeader}} {
+		if head.size < minHead || head.size > maxHead {
+			v.report(head.key, fmt.Sprintf("write a size from %s to %s", minHead, maxHead), "the size %s is out of range", head.size)
+		}
+	}
+	if l.Buffered < l.Body {
+		key := "limits.buffered"
+		if l.Buffered == DefaultSettings().Limits.Buffered {
+			key = "limits.body"
+		}
+		v.report(key, "raise limits.buffered or lower limits.body, else no body of that size is ever admitted",
+			"limits.buffered %s is smaller than limits.body %s", l.Buffered, l.Body)
+	}
+}
+
+func (v *validator) passthrough(paths []string) {
+	for i, path := range paths {
+		key := fmt.Sprintf("routes.passthrough[%d]", i)
+		exact := strings.TrimSuffix(path, "/*")
+		bad := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`*?#%\`, r) }
+		switch {
+		case !strings.HasPrefix(path, "/"):
+			v.report(key, "write an exact path such as /v1/score, or a prefix such as /custom/*", "%s does not start with /", quote(path))
+		case strings.ContainsFunc(exact, bad) || strings.Contains(path, "//") || slices.ContainsFunc(strings.Split(exact, "/"), func(s string) bool { return s == "." || s == ".." }):
+			v.report(key, "write an exact path such as /v1/score, or a prefix such as /custom/*", "%s is no plain path", quote(path))
+		case slices.Contains(paths[:i], path):
+			v.report(key, "keep one of them", "%s is listed twice", quote(path))
+		}
+	}
+}
