@@ -1,0 +1,83 @@
+package routing
+
+// Headers gives the plugins and parsers a request's header fields.
+type Headers interface {
+	// Header returns the value of the field, nil when it is absent. The name is
+	// in lower case. The value is valid while the request lives.
+	Header(name string) []byte
+}
+
+// API is the shape of a request body: which fields hold the prompt.
+type API uint8
+
+// The request shapes that the parsers know. APINone is routed on load alone.
+const (
+	APINone        API = iota // no prompt to hash: models, audio, rerank, passthrough ...
+	APIChat                   // /v1/chat/completions and its /render
+	APICompletions            // /v1/completions and its /render
+	APIEmbeddings             // /v1/embeddings, /pooling, /classify with an input
+	APIResponses              // /v1/responses
+	APIMessages               // /v1/messages (Anthropic)
+	APIGenerate               // /inference/v1/generate: token ids
+	APIChatBatch              // /v1/chat/completions/batch
+	APIScoring                // /generative_scoring, /v1/decisions, /v1/systemone: a JSON prompt
+	APICount                  // number of shapes
+)
+
+// Request is one inference request on its way through the router: what the
+// caller sets, what Parse finds, and the scratch that Route needs. It is pooled
+// by its caller; Reset makes it empty and keeps the memory.
+type Request struct {
+	// Set by the caller before Parse.
+	API     API
+	Body    []byte  // valid until the request is Reset
+	Headers Headers // may be nil
+
+	// Set by Parse. Byte slices are aliases of Body or of scratch memory.
+	Model      []byte // as asked for, unescaped; empty when the body names none
+	Salt       []byte // cache_salt, unescaped
+	Stream     bool   // the body asks for an event stream
+	WantsUsage bool   // stream_options.include_usage
+	MaxTokens  int64  // the client's cap on generated tokens, 0 when there is none
+	Weight     int    // requests that this body stands for (batch), at least 1
+
+	// The prompts as one stream of little-endian uint32 tokens: real token ids,
+	// or four bytes of text each (see Estimate). Ends[i] is the end of prompt i in
+	// Tokens; a prompt starts where the one before ends. Every length is a
+	// multiple of 4.
+	Tokens []byte
+	Ends   []int
+	Exact  bool // Tokens are the engine's own token ids, not an estimate
+
+	// Exclude lists endpoints that must not be picked again (failed attempts).
+	Exclude []*Endpoint
+
+	scratch []byte // unescaped strings that outlive the scan: model, salt
+	prompt  prompt // what Parse found of the prompts, for the Tokenizer
+	work    routeWork
+}
+
+// Reset empties the request for its next use.
+func (r *Request) Reset() {
+	r.API = APINone
+	r.Body, r.Headers = nil, nil
+	r.Model, r.Salt = nil, nil
+	r.Stream, r.WantsUsage, r.Exact = false, false, false
+	r.MaxTokens, r.Weight = 0, 1
+	r.Tokens, r.Ends = kept(r.Tokens, maxKeptBytes), kept(r.Ends, maxKeptItems)
+	r.prompt.reset()
+	clear(r.Exclude)
+	r.Exclude = r.Exclude[:0]
+	r.scratch = kept(r.scratch, maxKeptBytes)
+	r.work.reset()
+}
+
+// own copies s into the request's scratch memory.
+func (r *Request) own(s string) []byte {
+	start := len(r.scratch)
+	r.scratch = append(r.scratch, s...)
+	return r.scratch[start:len(r.scratch):len(r.scratch)]
+}
+
+// PromptTokens returns the number of tokens over all prompts.
+func (r *Request) PromptTokens() int64 { return int64(len(r.Tokens) / 4) }

@@ -1,0 +1,278 @@
+package routing
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	"kvgate/configs"
+)
+
+// Router is one compiled scheduling configuration over a fleet. It is
+// immutable but for its scratch memory, which the fleet's lock guards.
+type Router struct {
+	fleet     *Fleet
+	config    *configs.Scheduling
+	tokenizer Tokenizer
+	producers []namedProducer
+	observers []observer
+	filters   []namedFilter
+	scorers   []weightedScorer
+	picker    Picker
+	parsers   parserSet
+	profile   string
+	primary   int // producer whose match feeds the lease, -1 when there is none
+
+	rnd     *rand.Rand
+	cands   []Candidate
+	columns []Column
+	scores  []float64
+	totals  []float64
+}
+
+type namedProducer struct {
+	name string
+	Producer
+}
+
+// observer is a producer that records: it shares that producer's chain.
+type observer struct {
+	producer int
+	Observer
+}
+
+type namedFilter struct {
+	name string
+	Filter
+}
+
+type weightedScorer struct {
+	name   string
+	weight float64
+	Scorer
+}
+
+// routeWork is the routing part of a pooled request.
+type routeWork struct {
+	tokenized bool
+	hashedBy  *Router
+	chains    []chain
+	columns   []Column // the router's, while it decides
+	lease     Lease
+}
+
+func (w *routeWork) reset() {
+	w.tokenized, w.hashedBy, w.columns = false, nil, nil
+	for i := range w.chains {
+		w.chains[i].reset()
+	}
+	w.lease = Lease{}
+}
+
+// Fleet returns the fleet that the router decides over.
+func (r *Router) Fleet() *Fleet { return r.fleet }
+
+// Config returns the configuration that the router was built from, defaults included.
+func (r *Router) Config() *configs.Scheduling { return r.config }
+
+// Route picks an endpoint for a parsed request, counts it in flight there and
+// records its prompt. It may be called again for another attempt, with
+// Exclude set, after the first lease is done. The lease lives inside the
+// request. Errors: ErrNoEndpoints, ErrModelNotFound, ErrModelMissing, ErrFiltered.
+func (r *Router) Route(req *Request) (*Lease, error) {
+	endpoints, err := r.fleet.view.Load().resolve(req)
+	if err != nil {
+		return nil, err
+	}
+	r.prepare(req)
+	f := r.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	cands, i, ties, degraded, err := r.decide(req, endpoints, nil)
+	if err != nil {
+		return nil, err
+	}
+	l := &req.work.lease
+	l.Ties = ties
+	r.predict(l, req, cands, i)
+	switch {
+	case len(req.Exclude) > 0:
+		l.Reason = ReasonRetry
+	case degraded:
+		l.Reason = ReasonFallback
+	}
+	e := cands[i].Endpoint
+	l.take(r, req, e)
+	for _, o := range r.observers {
+		o.Picked(req, &req.work.chains[o.producer], e)
+	}
+	return l, nil
+}
+
+// prepare does what needs no lock: tokens and hashes, once per request.
+func (r *Router) prepare(req *Request) {
+	w := &req.work
+	if !w.tokenized {
+		w.tokenized = true
+		if len(req.Tokens) == 0 && r.tokenizer != nil {
+			r.tokenizer.Tokenize(req)
+		}
+	}
+	if w.hashedBy == r {
+		return
+	}
+	w.hashedBy = r
+	for len(w.chains) < len(r.producers) {
+		w.chains = append(w.chains, chain{})
+	}
+	for i, p := range r.producers {
+		w.chains[i].reset()
+		p.Prepare(req, &w.chains[i])
+	}
+}
+
+// decide runs the profile: pin, match, filter, score, pick. The caller holds
+// the fleet's lock. It returns the candidates that were left and the index of
+// the picked one. ex, when not nil, is told every step.
+func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c []Candidate, picked, ties int, degraded bool, err error) {
+	c, degraded = r.fleet.pin(req, endpoints, r.fleet.now(), r.cands[:0])
+	r.cands = c
+	if len(c) == 0 {
+		return nil, 0, 0, true, ErrNoEndpoints
+	}
+	ex.pinned(c)
+	rows := len(c)
+	req.work.columns = r.columns
+	for i, p := range r.producers {
+		col := &r.columns[i]
+		col.Matched = slices.Grow(col.Matched[:0], rows)[:rows]
+		clear(col.Matched)
+		col.Total, col.BlockTokens = 0, 0
+		p.Match(req, &req.work.chains[i], c, col)
+	}
+	if r.primary >= 0 {
+		ex.matched(&r.columns[r.primary])
+	}
+	for _, f := range r.filters {
+		c = f.Filter.Filter(req, c)
+		ex.filtered(f.name, c)
+		if len(c) == 0 {
+			return nil, 0, 0, degraded, ErrFiltered
+		}
+	}
+	r.totals = slices.Grow(r.totals[:0], rows)[:len(c)]
+	r.scores = slices.Grow(r.scores[:0], rows)[:len(c)]
+	clear(r.totals)
+	for _, s := range r.scorers {
+		s.Score(req, c, r.scores)
+		for i, v := range r.scores {
+			if !math.IsNaN(v) {
+				r.totals[i] += s.weight * min(max(v, 0), 1)
+			}
+		}
+		ex.scored(req, s, c, r.scores)
+	}
+	picked, ties = r.picker.Pick(c, r.totals, r.rnd)
+	ex.picked(c, r.totals, picked, ties)
+	return c, picked, ties, degraded, nil
+}
+
+// predict fills what the lease expects of the picked candidate.
+func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
+	l.Matched, l.Total, l.BlockTokens = 0, 0, 0
+	l.Uncached = req.PromptTokens()
+	l.Reason = ReasonCold
+	if len(c) == 1 {
+		l.Reason = ReasonOnly
+	}
+	if r.primary < 0 {
+		return
+	}
+	col := &r.columns[r.primary]
+	best := int32(0)
+	for k := range c {
+		best = max(best, col.Matched[c[k].Row])
+	}
+	m := col.Matched[c[i].Row]
+	l.Matched, l.Total, l.BlockTokens = int(m), col.Total, col.BlockTokens
+	l.Uncached = req.uncached(int(m), col.BlockTokens)
+	switch {
+	case len(c) == 1:
+	case best == 0:
+	case m == best:
+		l.Reason = ReasonPrefix
+	default:
+		l.Reason = ReasonSpill
+	}
+}
+
+// uncached returns the prompt tokens left to compute when matched blocks are
+// cached: at least one block, as an engine computes the last block anyway.
+func (r *Request) uncached(matched, blockTokens int) int64 {
+	total := r.PromptTokens()
+	left := total - int64(matched)*int64(blockTokens)
+	return min(total, max(left, int64(blockTokens)))
+}
+
+// column returns the match column that a scorer was bound to at load.
+func (r *Request) column(i int) *Column { return &r.work.columns[i] }
+
+// undo takes back what Picked recorded.
+func (r *Router) undo(l *Lease) {
+	r.fleet.mu.Lock()
+	defer r.fleet.mu.Unlock()
+	if l.Endpoint.gone.Load() {
+		return
+	}
+	for _, o := range r.observers {
+		o.Undo(l.req, &l.req.work.chains[o.producer], l.Endpoint)
+	}
+}
+
+// usage feeds the engine's own figures back.
+func (r *Router) usage(l *Lease, prompt, cached, completion int64) {
+	if completion > 0 {
+		r.fleet.countOutput(float64(completion))
+	}
+	if prompt <= 0 || cached < 0 || l.Total == 0 {
+		return
+	}
+	r.fleet.mu.Lock()
+	defer r.fleet.mu.Unlock()
+	if l.Endpoint.gone.Load() {
+		return
+	}
+	for _, o := range r.observers {
+		o.Told(&l.req.work.chains[o.producer], l.Endpoint, l.Matched, float64(cached)/float64(prompt))
+	}
+}
+
+// Current is the router in force: a reload swaps it whole.
+type Current struct{ p atomic.Pointer[Router] }
+
+// Load returns the router in force.
+func (c *Current) Load() *Router { return c.p.Load() }
+
+// Store puts another router in force and drops the indexes that it does not use.
+func (c *Current) Store(r *Router) {
+	c.p.Store(r)
+	names := make([]string, 0, len(r.producers))
+	for _, p := range r.producers {
+		names = append(names, p.name)
+	}
+	r.fleet.keepIndexes(names)
+}
+
+// Profile returns the name of the scheduling profile.
+func (r *Router) Profile() string { return r.profile }
+
+// Weight returns the weight of a scorer of the profile, and whether there is one of that name.
+func (r *Router) Weight(name string) (float64, bool) {
+	for _, s := range r.scorers {
+		if s.name == name {
+			return s.weight, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,56 @@
+package routing
+
+import "fmt"
+
+// prefixScorer prefers endpoints that hold the prompt's head:
+//
+//	w * min(1, match*block/S)^2 + (1-w) * match/total
+//
+// with w = matchLengthWeight and S = matchLengthScaleTokens; 0 without a match.
+// Where the two integers come from is the producer's business.
+type prefixScorer struct {
+	column int
+	weight float64
+	scale  float64 // tokens
+}
+
+type prefixParams struct {
+	Producer    string  `json:"prefixMatchInfoProducerName"`
+	Weight      float64 `json:"matchLengthWeight"`
+	ScaleTokens float64 `json:"matchLengthScaleTokens"`
+}
+
+const defaultProducer = "approx-prefix-cache-producer"
+
+func newPrefixScorer(b *builder) (any, error) {
+	p := prefixParams{Producer: defaultProducer, ScaleTokens: 8192}
+	if err := b.params(&p); err != nil {
+		return nil, err
+	}
+	if p.Producer == "" {
+		p.Producer = defaultProducer
+	}
+	if p.Weight < 0 || p.Weight > 1 {
+		return nil, b.problem("use a value from 0 to 1", fmt.Sprintf("matchLengthWeight %v is out of range", p.Weight))
+	}
+	if p.Weight > 0 && p.ScaleTokens <= 0 {
+		return nil, b.problem("use a number of tokens above 0", fmt.Sprintf("matchLengthScaleTokens %v is out of range", p.ScaleTokens))
+	}
+	return prefixScorer{column: b.column(p.Producer), weight: p.Weight, scale: p.ScaleTokens}, nil
+}
+
+func (s prefixScorer) Score(r *Request, c []Candidate, out []float64) {
+	col := r.column(s.column)
+	if col.Total == 0 {
+		clear(out)
+		return
+	}
+	for i := range c {
+		m := float64(col.Matched[c[i].Row])
+		out[i] = m / float64(col.Total)
+		if s.weight > 0 {
+			long := min(1, m*float64(col.BlockTokens)/s.scale)
+			out[i] = s.weight*long*long + (1-s.weight)*out[i]
+		}
+	}
+}
