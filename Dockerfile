@@ -6,9 +6,9 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
-ARG VERSION=unknown COMMIT=unknown
+ARG VERSION=unknown
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    make build VERSION="$VERSION" COMMIT="$COMMIT"
+    make build VERSION="$VERSION"
 
 # Static: CA certificates and a user, no shell. Runs with a read-only root.
 FROM gcr.io/distroless/static-debian12:nonroot

@@ -2,8 +2,7 @@
 
 BINARY    := kvgate
 VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-COMMIT    ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-LDFLAGS   := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+LDFLAGS   := -s -w -X main.buildVersion=$(VERSION)
 
 PREFIX    ?= /usr/local
 DESTDIR   ?=
@@ -39,7 +38,7 @@ help: ## Show this list
 
 .PHONY: build
 build: ## Build the static binary ./kvgate
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(BINARY) .
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BINARY) .
 
 .PHONY: demo
 demo: build ## Four fake replicas, the gateway and a comparison: make demo ARGS=--once
@@ -52,7 +51,7 @@ install: build ## Install binary, systemd unit and example settings under DESTDI
 	install -m 0644 configs/systemd/kvgate.service '$(DESTDIR)$(UNITDIR)/kvgate.service'
 	sed -i 's|/usr/bin/kvgate|$(PREFIX)/bin/$(BINARY)|; s|/etc/|$(SYSCONF)/|g' '$(DESTDIR)$(UNITDIR)/kvgate.service'
 	@# What an administrator may have edited stays as it is.
-	for pair in 'systemd/kvgate.yaml kvgate/kvgate.yaml' 'systemd/kvgate.default default/kvgate'; do \
+	for pair in 'kvgate.yaml kvgate/config.yaml' 'systemd/kvgate.default default/kvgate'; do \
 		set -- $$pair; to='$(DESTDIR)$(SYSCONF)'/$$2; \
 		if [ -e "$$to" ]; then echo "kept $$to"; else install -m 0644 configs/$$1 "$$to"; fi; \
 	done
@@ -107,9 +106,9 @@ clean: ## Remove what the targets made, the tools included
 
 # go install names the file after the package: the version is added when it is complete.
 $(golangci_lint):
-	GOBIN='$(BIN)' GOFLAGS=-buildvcs=false go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	GOBIN='$(BIN)' go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv '$(BIN)/golangci-lint' $@
 
 $(benchstat):
-	GOBIN='$(BIN)' GOFLAGS=-buildvcs=false go install golang.org/x/perf/cmd/benchstat@$(BENCHSTAT)
+	GOBIN='$(BIN)' go install golang.org/x/perf/cmd/benchstat@$(BENCHSTAT)
 	mv '$(BIN)/benchstat' $@
