@@ -85,18 +85,30 @@ func invalidUTF8(data []byte) int {
 }
 
 var (
-	syntaxLine = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-	tabIndent  = regexp.MustCompile(`(?m)^ *\t`)
+	syntaxLine    = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
+	parserError   = regexp.MustCompile(`^did not find expected ('-'|',' or|key|node content|<)|^found undefined tag handle`)
+	unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
+	tabIndent     = regexp.MustCompile(`(?m)^ *\t`)
 )
 
-// syntaxProblem turns an error of the YAML library into a Problem.
+// syntaxProblem turns an error of the YAML library into a Problem. The library counts lines from 1 in
+// what its scanner finds, from 0 in what its parser finds, and names none in the first line.
 func syntaxProblem(file string, data []byte, err error) *Problem {
-	at, message, remedy := Position{File: file}, err.Error(), ""
+	at, message, remedy := Position{File: file, Line: 1}, err.Error(), ""
 	if m := syntaxLine.FindStringSubmatch(message); m != nil {
-		at.Line, _ = strconv.Atoi(m[1])
+		if line, err := strconv.Atoi(m[1]); err == nil {
+			at.Line = line
+			if parserError.MatchString(m[2]) {
+				at.Line++
+			}
+		}
 		message = m[2]
 	}
-	if tab := tabIndent.FindIndex(data); tab != nil && strings.Contains(message, "cannot start any token") {
+	if m := unknownAnchor.FindStringSubmatch(message); m != nil {
+		offset := max(0, bytes.Index(data, []byte("*"+m[1])))
+		at.Line += bytes.Count(data[:offset], []byte("\n"))
+	}
+	if tab := tabIndent.FindIndex(data); tab != nil && (strings.Contains(message, "cannot start any token") || strings.Contains(message, "tab character")) {
 		at.Line = 1 + bytes.Count(data[:tab[0]], []byte("\n"))
 		at.Column = tab[1] - tab[0]
 		remedy = "indent with spaces, not with tabs"

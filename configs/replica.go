@@ -13,11 +13,11 @@ import (
 // UnmarshalText reads the short form of a replica: URL or NAME=URL.
 func (r *Replica) UnmarshalText(text []byte) error {
 	name, address, named := strings.Cut(string(text), "=")
-	if !named || strings.Contains(name, "://") {
+	switch {
+	case !named || strings.Contains(name, "://"):
 		name, address = "", string(text)
-	}
-	if named && name == "" && address != string(text) {
-		return fmt.Errorf("%s has an empty name: write NAME=URL, or URL alone", quote(string(text)))
+	case name == "":
+		return errors.New("the name of the replica is empty: write NAME=URL, or URL alone")
 	}
 	*r = Replica{Name: name, URL: address}
 	return nil

@@ -415,9 +415,10 @@ func (l *loader) finish() {
 		}
 		l.problems.Add(err)
 	}
-	for i, r := range l.Replicas {
+	l.Replicas = nil
+	for _, r := range l.replicas {
 		if n, err := r.Normalize(); err == nil {
-			l.Replicas[i] = n
+			l.Replicas = append(l.Replicas, n)
 		}
 	}
 }

@@ -59,7 +59,7 @@ type Quantity int64
 // UnmarshalText reads a Kubernetes quantity.
 func (q *Quantity) UnmarshalText(text []byte) error {
 	s := string(text)
-	number := strings.TrimRight(s, "numkMGTPEi")
+	number := strings.TrimRight(s, "numkKMGTPEi")
 	suffix := s[len(number):]
 	factor := new(big.Rat)
 	switch {
