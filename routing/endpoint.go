@@ -98,6 +98,10 @@ type Endpoint struct {
 	ejectedUntil atomic.Int64 // Unix nanoseconds
 
 	drain drainRate
+
+	// Transport belongs to the proxy: its connections to this replica, found
+	// without a map.
+	Transport atomic.Value
 }
 
 func newEndpoint(s EndpointSpec) *Endpoint {
