@@ -67,7 +67,3 @@ func (s *Server) Shutdown(ctx context.Context) error { return nil }
 
 // InFlight returns the number of requests that have been read and not ended.
 func (s *Server) InFlight() int { return 0 }
-
-// RouteTemplates returns the names under which requests are counted, in the
-// order of the route index of a record.
-func RouteTemplates() []string { return nil }
