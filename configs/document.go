@@ -99,7 +99,7 @@ func syntaxProblem(file string, data []byte, err error) *Problem {
 		if line, err := strconv.Atoi(m[1]); err == nil {
 			at.Line = line
 			if parserError.MatchString(m[2]) {
-				at.Line++
+				at.Line = min(line+1, 1+bytes.Count(bytes.TrimRight(data, "\n"), []byte("\n")))
 			}
 		}
 		message = m[2]

@@ -339,7 +339,7 @@ func fieldNames(t reflect.Type, tag string) []string {
 	names := make([]string, t.NumField())
 	for i := range names {
 		name, _, _ := strings.Cut(t.Field(i).Tag.Get(tag), ",")
-		if name != "-" && t.Field(i).IsExported() {
+		if name != "-" {
 			names[i] = name
 		}
 	}

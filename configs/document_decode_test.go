@@ -29,7 +29,6 @@ type decodeTarget struct {
 	Raw      Params      `json:"raw"`
 	Channel  chan int    `json:"channel"`
 	Ignored  int         `json:"-"`
-	hidden   int         `json:"hidden"` //nolint:unused,govet // a field that no document may reach
 	Pos      Position    `json:"-"`
 }
 

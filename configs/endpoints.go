@@ -95,7 +95,7 @@ func ParseEndpoints(file string, data []byte) (endpoints []Endpoint, warnings []
 		if f.Pos.node == nil {
 			continue // the decoder has said why
 		}
-		e := Endpoint{Name: f.Name, Namespace: f.Namespace, Address: f.Address, Port: int(f.Port), Labels: f.Labels, Pos: f.Pos}
+		e := Endpoint{Name: f.Name, Namespace: f.Namespace, Address: canonicalHost(f.Address), Port: int(f.Port), Labels: f.Labels, Pos: f.Pos}
 		if e.Namespace == "" {
 			e.Namespace = defaultNamespace
 		}
@@ -184,4 +184,12 @@ func validHost(host string) bool {
 		}
 	}
 	return true
+}
+
+// canonicalHost writes one host in one way: IPv6 as RFC 5952 has it, names in lower case.
+func canonicalHost(host string) string {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr.String()
+	}
+	return strings.ToLower(host)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -89,11 +88,7 @@ func (r Replica) Normalize() (Replica, error) {
 		}
 		port = strconv.Itoa(int(p))
 	}
-	host := strings.ToLower(u.Hostname())
-	if addr, err := netip.ParseAddr(host); err == nil {
-		host = addr.String()
-	}
-	hostPort := net.JoinHostPort(host, port)
+	hostPort := net.JoinHostPort(canonicalHost(u.Hostname()), port)
 	r.URL = u.Scheme + "://" + hostPort
 	if r.Name == "" {
 		r.Name = hostPort

@@ -1,0 +1,98 @@
+package configs
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestValidate(t *testing.T) {
+	f := func(change func(s *Settings), want ...string) {
+		t.Helper()
+		s := DefaultSettings()
+		change(&s)
+		errs := s.Validate()
+		if len(errs) != len(want) {
+			t.Errorf("got %v, want %q", errs, want)
+			return
+		}
+		for i, err := range errs {
+			var p *Problem
+			if !errors.As(err, &p) || p.Path == "" {
+				t.Errorf("got %T without a key, want a Problem with one", err)
+			}
+			if got := err.Error(); got != want[i] {
+				t.Errorf("got\n%s\nwant\n%s", got, want[i])
+			}
+		}
+	}
+	f(func(*Settings) {})
+
+	listen := " is no address to listen on (write HOST:PORT or :PORT; an IPv6 address goes in brackets: [::1]:8080)"
+	for _, good := range []string{":0", ":65535", "127.0.0.1:8080", "[::1]:8080", "[::]:8080", "localhost:8080", "a_b.example:1"} {
+		f(func(s *Settings) { s.Listen = good })
+	}
+	for _, bad := range []string{"", "8080", "127.0.0.1", "::1:8080", ":65536", ":-1", ":http", ":", "a b:1", "[fe80::1%eth0]:1", "http://a:1", "1.2.3:1"} {
+		f(func(s *Settings) { s.Listen = bad }, "listen: "+quote(bad)+listen)
+	}
+	f(func(s *Settings) { s.AdminListen = "9090" }, `admin_listen: "9090"`+listen)
+	f(func(s *Settings) { s.AdminListen = "" })
+	f(func(s *Settings) { s.AdminListen = "unix:/run/kvgate.sock" })
+	f(func(s *Settings) { s.AdminListen = "unix:run/x" }, `admin_listen: the path "run/x" is not absolute (write unix:/PATH)`)
+	f(func(s *Settings) { s.AdminListen = "unix:" }, `admin_listen: the path "" is not absolute (write unix:/PATH)`)
+	f(func(s *Settings) { s.Listen = "unix:/run/x" }, `listen: "unix:/run/x"`+listen)
+	f(func(s *Settings) { s.AdminListen = "127.0.0.1:8080" }, "admin_listen: 127.0.0.1:8080 collides with listen :8080 (choose another port)")
+	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "0.0.0.0:80" }, "admin_listen: 0.0.0.0:80 collides with listen 10.0.0.1:80 (choose another port)")
+	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "10.0.0.1:80" }, "admin_listen: 10.0.0.1:80 collides with listen 10.0.0.1:80 (choose another port)")
+	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "127.0.0.1:80" })
+	f(func(s *Settings) { s.Listen, s.AdminListen = ":0", ":0" })
+
+	f(func(s *Settings) {
+		s.Replicas = []Replica{{URL: "http://a:1"}, {Name: "a:1", URL: "http://b"}, {Name: "c", URL: "http://A:1/"}, {URL: "ftp://x"}, {Name: "a:1", Namespace: "n", URL: "http://d"}}
+	},
+		"replicas[1]: duplicate replica default/a:1, first in replicas[0] (give each replica a name of its own)",
+		"replicas[2]: duplicate URL http://a:1, first in replicas[0] (list each replica once)",
+		`replicas[3]: the URL "ftp://x" does not start with http:// or https://: write http://HOST:PORT or https://HOST:PORT`)
+	f(func(s *Settings) { s.Log = Log{Level: "INFO", Format: ""} },
+		"log.level: unknown value \"INFO\" (did you mean `info`?)",
+		`log.format: unknown value "" (known values: json, console, auto)`)
+
+	unit := `the duration 0s is too short (a number with a unit, such as "200ms", "60s" or "1h30m")`
+	f(func(s *Settings) { s.Server = Server{} },
+		"server.header_timeout: "+unit, "server.body_timeout: "+unit, "server.idle_timeout: "+unit, "server.write_timeout: "+unit,
+		"server.max_conns: the number 0 is too small (write a number of at least 1)")
+	f(func(s *Settings) { s.Upstream = Upstream{MaxIdle: -1} },
+		"upstream.connect_timeout: "+unit, "upstream.header_timeout: "+unit, "upstream.stream_timeout: "+unit, "upstream.idle_timeout: "+unit,
+		"upstream.max_idle: the number -1 is negative (write 0 to keep no connection, or a positive number)")
+	f(func(s *Settings) { s.Upstream.MaxIdle = 0 })
+	f(func(s *Settings) { s.Scrape = Scrape{} },
+		"scrape.interval: the duration 0s is too short (write at least 10ms)", "scrape.timeout: "+unit, "scrape.staleness: "+unit,
+		"scrape.models_interval: the duration 0s is too short (write at least 10ms)")
+	f(func(s *Settings) { s.Drain = Drain{-1, -1} },
+		"drain.delay: the duration -1ns is too short (write at least 0s)", "drain.timeout: the duration -1ns is too short (write at least 0s)")
+	f(func(s *Settings) { s.Drain = Drain{} })
+
+	late := " (make the interval shorter or the staleness longer, else every observation counts as missing)"
+	f(func(s *Settings) { s.Scrape.Interval = time.Minute }, "scrape.interval: scrape.interval 1m0s is longer than scrape.staleness 2s"+late)
+	f(func(s *Settings) { s.Scrape.Staleness = 100 * time.Millisecond }, "scrape.staleness: scrape.interval 200ms is longer than scrape.staleness 100ms"+late)
+	f(func(s *Settings) { s.Scrape.Interval = 2 * time.Second })
+
+	small := " (raise limits.buffered or lower limits.body, else no body of that size is ever admitted)"
+	f(func(s *Settings) { s.Limits.Body = 0 }, "limits.body: the size 0 is too small (write a size such as 32MiB)")
+	f(func(s *Settings) { s.Limits.Body = 2 << 30 }, "limits.body: limits.buffered 1GiB is smaller than limits.body 2GiB"+small)
+	f(func(s *Settings) { s.Limits.Buffered = 1 << 20 }, "limits.buffered: limits.buffered 1MiB is smaller than limits.body 32MiB"+small)
+	f(func(s *Settings) { s.Limits.Buffered = 32 << 20 })
+	f(func(s *Settings) { s.Limits.Header, s.Limits.UpstreamHeader = 1023, 16<<20+1 },
+		"limits.header: the size 1023 is out of range (write a size from 1KiB to 16MiB)",
+		"limits.upstream_header: the size 16777217 is out of range (write a size from 1KiB to 16MiB)")
+
+	paths := func(list ...string) func(*Settings) { return func(s *Settings) { s.Routes.Passthrough = list } }
+	f(paths("/v1/score", "/custom/*", "/a/b.c/*", "/"))
+	form := " (write an exact path such as /v1/score, or a prefix such as /custom/*)"
+	f(paths("v1"), `routes.passthrough[0]: "v1" does not start with /`+form)
+	f(paths(""), `routes.passthrough[0]: "" does not start with /`+form)
+	for _, bad := range []string{"/a*", "/*/b", "/a?b", "/a#b", "/a b", "/a//b", "/../b", "/a/.", "/a/../*", "/%2e", "/é", `/a\b`} {
+		f(paths(bad), "routes.passthrough[0]: "+quote(bad)+" is no plain path"+form)
+	}
+	f(paths("/a", "/b", "/a"), `routes.passthrough[2]: "/a" is listed twice (keep one of them)`)
+}
