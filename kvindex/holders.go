@@ -9,8 +9,8 @@ import (
 const (
 	pageSlots = 64 // slots per page, one bit of a mask each
 
-	// Shards grow one by one, so that growing stalls nobody: with 31 million
-	// hashes a shard holds 30,000 and is moved in a fraction of a millisecond.
+	// Shards grow one by one, so that growing stalls nobody for long: of 31
+	// million hashes a shard holds 30,000, less than a megabyte to move.
 	shardBits  = 10
 	shardShift = 64 - shardBits
 	shardCount = 1 << shardBits
@@ -27,7 +27,8 @@ const (
 // beyond the first. Nothing in it is a pointer, so a garbage collection does not
 // look at the entries.
 //
-// Holders is not safe for concurrent use, except for Distinct and Bytes.
+// Has and Walk only read and may share a lock; Distinct and Bytes need none; all
+// else needs the lock to itself.
 type Holders struct {
 	mix    mixer
 	shards []shard
@@ -70,12 +71,24 @@ type shard struct {
 	spare int    // number of unused nodes
 }
 
-// entry is a hash that somebody holds; an empty mask marks an empty place.
+// entry is a hash that somebody holds, or an empty place.
 type entry struct {
 	key  uint64
-	mask uint64
+	mask uint64 // 0 in an empty place only
 	page uint32
 	more uint32 // first node, 0 for none
+}
+
+// emptyKey is the greatest key, so that a search ends at an empty place without asking. It may also be that of a hash.
+const emptyKey = ^uint64(0)
+
+// places returns n empty places.
+func places(n int) []entry {
+	p := make([]entry, n)
+	for i := range p {
+		p[i].key = emptyKey
+	}
+	return p
 }
 
 // node holds five more pages of a hash and fills a cache line. A place with an empty mask is free.
@@ -190,7 +203,8 @@ type walk struct {
 	active  []uint64
 	matched []int32
 	live    uint64 // pages that still have an active slot
-	seen    uint64 // live pages that the current hash has been checked against
+	keys    [32]uint64
+	fetched uint64
 }
 
 func (w *walk) run(h *Holders, hashes []uint64) int {
@@ -199,33 +213,25 @@ func (w *walk) run(h *Holders, hashes []uint64) int {
 			w.live |= 1 << p
 		}
 	}
-	i := 0
-	for ; i < len(hashes) && w.live&(w.live-1) != 0; i++ { // several pages are left
-		key := h.mix.key(hashes[i])
-		s := &h.shards[key>>shardShift]
-		w.seen = 0
-		if at, ok := s.find(key); ok {
-			e := &s.table[at]
-			w.check(e.page, e.mask, i)
-			for n := e.more; n != 0 && w.live&^w.seen != 0; {
-				d := &s.nodes[n-1]
-				for k, m := range d.masks {
-					if m != 0 {
-						w.check(d.pages[k], m, i)
-					}
-				}
-				n = d.next
+	i, ahead := 0, 4
+	for i < len(hashes) && w.live != 0 {
+		n := min(ahead, len(hashes)-i)
+		for k, hash := range hashes[i : i+n] {
+			w.keys[k] = h.mix.key(hash)
+		}
+		w.fetched += h.fetch(w.keys[:n])
+		for _, key := range w.keys[:n] {
+			if w.live&(w.live-1) == 0 {
+				w.stepPage(h, key, i)
+			} else {
+				w.step(h, key, i)
 			}
+			if w.live == 0 {
+				return i
+			}
+			i++
 		}
-		for gone := w.live &^ w.seen; gone != 0; gone &= gone - 1 {
-			w.check(w.first+uint32(bits.TrailingZeros64(gone)), 0, i)
-		}
-	}
-	if w.live == 0 {
-		return max(i-1, 0) // the last one ended at hashes[i-1]
-	}
-	if w.live&(w.live-1) == 0 {
-		return w.runPage(h, hashes, i)
+		ahead = min(2*ahead, len(w.keys)) // a prompt that nobody knows ends early
 	}
 	for left := w.live; left != 0; left &= left - 1 {
 		p := bits.TrailingZeros64(left)
@@ -234,37 +240,49 @@ func (w *walk) run(h *Holders, hashes []uint64) int {
 	return i
 }
 
-// runPage continues at hashes[i] when a single page is left.
-func (w *walk) runPage(h *Holders, hashes []uint64, i int) int {
-	p := bits.TrailingZeros64(w.live)
-	page, left := w.first+uint32(p), w.active[p]
-	for ; i < len(hashes); i++ {
-		mask := h.mask(h.mix.key(hashes[i]), page)
-		if gone := left &^ mask; gone != 0 {
-			w.credit(p, gone, i)
-			if left &= mask; left == 0 {
-				return i
+// step checks all slots against the i-th hash of the prompt.
+func (w *walk) step(h *Holders, key uint64, i int) {
+	seen := uint64(0) // pages that the hash has been checked against
+	s := &h.shards[key>>shardShift]
+	if at, ok := s.find(key); ok {
+		e := &s.table[at]
+		if p := e.page - w.first; p < uint32(len(w.active)) {
+			seen |= 1 << p
+			if w.active[p]&^e.mask != 0 {
+				w.keep(int(p), e.mask, i)
 			}
 		}
+		for n := e.more; n != 0 && w.live&^seen != 0; {
+			d := &s.nodes[n-1]
+			for k, m := range d.masks {
+				if p := d.pages[k] - w.first; m != 0 && p < uint32(len(w.active)) {
+					seen |= 1 << p
+					if w.active[p]&^m != 0 {
+						w.keep(int(p), m, i)
+					}
+				}
+			}
+			n = d.next
+		}
 	}
-	w.credit(p, left, i)
-	return i
+	for gone := w.live &^ seen; gone != 0; gone &= gone - 1 {
+		w.keep(bits.TrailingZeros64(gone), 0, i)
+	}
 }
 
-// check keeps the slots of a page that are in mask; the others end with n hashes.
-func (w *walk) check(page uint32, mask uint64, n int) {
-	p := page - w.first
-	if p >= uint32(len(w.active)) || w.live>>p&1 == 0 {
-		return
+// stepPage is step when a single page is left.
+func (w *walk) stepPage(h *Holders, key uint64, i int) {
+	p := bits.TrailingZeros64(w.live)
+	if mask := h.mask(key, w.first+uint32(p)); w.active[p]&^mask != 0 {
+		w.keep(p, mask, i)
 	}
-	w.seen |= 1 << p
-	left := w.active[p]
-	if gone := left &^ mask; gone != 0 {
-		w.credit(int(p), gone, n)
-		if left &= mask; left == 0 {
-			w.live &^= 1 << p
-		}
-		w.active[p] = left
+}
+
+// keep leaves the slots of active[p] that are in mask; the others end with n hashes.
+func (w *walk) keep(p int, mask uint64, n int) {
+	w.credit(p, w.active[p]&^mask, n)
+	if w.active[p] &= mask; w.active[p] == 0 {
+		w.live &^= 1 << p
 	}
 }
 
@@ -286,8 +304,8 @@ func (h *Holders) add(key uint64, slot int) bool {
 	if ok {
 		return h.set(s, &s.table[i], page, bit)
 	}
-	if uint64(s.used) >= s.homes-s.homes/4 {
-		h.resize(s, s.homes+max(s.homes/3, min(s.homes, 64), minHomes))
+	if uint64(s.used) >= s.homes*5/8 {
+		h.resize(s, s.larger(key))
 		i, _ = s.find(key)
 	}
 	h.insert(s, i, entry{key: key, mask: bit, page: page})
@@ -320,10 +338,24 @@ func (h *Holders) mask(key uint64, page uint32) uint64 {
 	return s.pageMask(&s.table[i], page)
 }
 
+// fetch reads the homes of keys ahead of their look-ups. The reads do not depend
+// on each other and wait for memory together, which look-ups, full of branches on
+// what they read, do not. The caller stores the sum, so that the reads are not
+// optimised away.
+func (h *Holders) fetch(keys []uint64) (sum uint64) {
+	for _, key := range keys {
+		s := &h.shards[key>>shardShift]
+		if i := s.home(key); i+3 < len(s.table) {
+			sum += s.table[i].key ^ s.table[i+3].key
+		}
+	}
+	return sum
+}
+
 // find returns where key is, or else where it belongs.
 func (s *shard) find(key uint64) (int, bool) {
 	for i := s.home(key); i < len(s.table); i++ {
-		if e := &s.table[i]; e.mask == 0 || e.key >= key {
+		if e := &s.table[i]; e.key >= key {
 			return i, e.mask != 0 && e.key == key
 		}
 	}
@@ -343,7 +375,7 @@ func (h *Holders) insert(s *shard, i int, e entry) {
 	}
 	if end == len(s.table) {
 		before := s.bytes()
-		s.table = append(s.table, make([]entry, tailSlots)...)
+		s.table = append(s.table, places(tailSlots)...)
 		h.bytes.Add(s.bytes() - before)
 	}
 	copy(s.table[i+1:end+1], s.table[i:end])
@@ -358,8 +390,19 @@ func (s *shard) delete(i int) {
 		end++
 	}
 	copy(s.table[i:], s.table[i+1:end])
-	s.table[end-1] = entry{}
+	s.table[end-1] = entry{key: emptyKey}
 	s.used--
+}
+
+// larger returns how many homes a full shard gets: a fifth to nearly a half more,
+// or about twice as many when it is small. The key decides at random, lest all
+// shards, which fill at the same pace, grow during the same few requests.
+func (s *shard) larger(key uint64) uint64 {
+	if s.homes < 64 {
+		n := max(s.homes, minHomes)
+		return n + n/2 + key%n
+	}
+	return s.homes + s.homes/5 + key%(s.homes/4)
 }
 
 // shrink gives memory back when a shard is less than three sixteenths full.
@@ -374,7 +417,7 @@ func (h *Holders) resize(s *shard, homes uint64) {
 	before := s.bytes()
 	old := s.table
 	s.homes = homes
-	s.table = make([]entry, homes+tailSlots)
+	s.table = places(int(homes) + tailSlots)
 	nodes, pack := s.nodes, s.spare > len(s.nodes)/2
 	if pack {
 		s.nodes = make([]node, 0, len(nodes)-s.spare)
@@ -395,7 +438,7 @@ func (h *Holders) resize(s *shard, homes uint64) {
 		}
 		next = max(next, s.home(e.key))
 		if next == len(s.table) {
-			s.table = append(s.table, make([]entry, tailSlots)...)
+			s.table = append(s.table, places(tailSlots)...)
 		}
 		s.table[next] = *e
 		next++

@@ -3,6 +3,7 @@ package kvindex
 import (
 	"math/bits"
 	"math/rand/v2"
+	"sync"
 	"testing"
 )
 
@@ -79,7 +80,7 @@ func checkHolders(t *testing.T, h *Holders, want map[uint64]map[int]bool) {
 
 // TestModelHolders grows the map, keeps it changing, and empties it again.
 func TestModelHolders(t *testing.T) {
-	f := func(t *testing.T, name string, m mixer, hashes, slots, step int) {
+	f := func(t *testing.T, name string, m mixer, hashes, slots int, first, step uint64) {
 		t.Run(name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(hashes), 9))
 			h := &Holders{}
@@ -87,7 +88,7 @@ func TestModelHolders(t *testing.T) {
 			want := map[uint64]map[int]bool{}
 			universe := make([]uint64, hashes)
 			for i := range universe {
-				universe[i] = uint64(i) * uint64(step)
+				universe[i] = first + uint64(i)*step
 			}
 			add := func(hash uint64, slot int) {
 				fresh := !want[hash][slot]
@@ -151,9 +152,62 @@ func TestModelHolders(t *testing.T) {
 			}
 		})
 	}
-	f(t, "one slot", newMixer(1), 200000, 1, 1)
-	f(t, "few pages", newMixer(2), 20000, 6, 1)
-	f(t, "many pages", newMixer(3), 100, 600, 1)
-	f(t, "one home", identity, 300, 9, 1)
-	f(t, "one shard", identity, 3000, 9, 1<<40)
+	f(t, "one slot", newMixer(1), 200000, 1, 0, 1)
+	f(t, "few pages", newMixer(2), 20000, 6, 0, 1)
+	f(t, "many pages", newMixer(3), 100, 600, 0, 1)
+	f(t, "one home", identity, 300, 9, 0, 1)
+	f(t, "last home", identity, 300, 9, lastHashes, 1)
+	f(t, "one shard", identity, 3000, 9, 0, 1<<40)
+}
+
+// Hashes chosen to be alike in any part are spread all the same.
+func TestAlikeHashesSpread(t *testing.T) {
+	f := func(t *testing.T, name string, hash func(i uint64) uint64) {
+		t.Helper()
+		h := NewHolders(4)
+		for i := range uint64(100000) {
+			h.Add(hash(i), 0)
+		}
+		most, far := 0, 0
+		for k := range h.shards {
+			s := &h.shards[k]
+			most = max(most, s.used)
+			for i := range s.table {
+				if s.table[i].mask != 0 {
+					far = max(far, i-s.home(s.table[i].key))
+				}
+			}
+		}
+		if most > 200 || far > 40 {
+			t.Errorf("%s: got up to %d hashes in a shard and %d places from home, want at most 200 and 40", name, most, far)
+		}
+	}
+	f(t, "low bits", func(i uint64) uint64 { return i })
+	f(t, "high bits", func(i uint64) uint64 { return i << 47 })
+	f(t, "middle bits", func(i uint64) uint64 { return i << 20 })
+	f(t, "equal halves", func(i uint64) uint64 { return i<<32 | i })
+	f(t, "stride", func(i uint64) uint64 { return i * 0x10001 })
+}
+
+// Readers share a lock; the race detector judges.
+func TestWalkTogether(t *testing.T) {
+	x := New(1)
+	hashes := prompts(1, 100)[0]
+	for slot := range 130 {
+		x.SetCapacity(slot, 100)
+		x.Record(slot, hashes[:slot%100+1], nil)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 20 {
+				for slot, got := range matches(x, 130, hashes) {
+					if want := int32(slot%100 + 1); got != want {
+						t.Errorf("slot %d: got %d blocks, want %d", slot, got, want)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -8,19 +8,27 @@ package kvindex
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 )
+
+// batch bounds the blocks that are fetched ahead of their removal, so that they are still at hand when their turn comes.
+const batch = 256
 
 // Index says which slots hold which block hashes, and evicts from each slot what
 // it has used least recently once the slot is at its capacity.
 //
-// The owner of an Index guards it with a lock. Only Capacity, Len, Total,
-// Distinct and Bytes may be called at any time from any goroutine.
+// The owner of an Index guards it with a lock, which calls of Match may share.
+// Capacity, Len, Total, Distinct and Bytes may be called at any time from any
+// goroutine without it.
 type Index struct {
 	holders Holders
 	slots   atomic.Pointer[[]*lru] // replaced, not changed, when it grows
 	total   atomic.Int64
 	bytes   atomic.Int64 // of the lists
+
+	keys, scratch []uint64 // of the prompt at hand
+	fetched       uint64
 }
 
 // New returns an empty index in which every slot has the capacity 0. The seed
@@ -46,7 +54,7 @@ func (x *Index) lru(slot int) *lru {
 // SetCapacity says how many blocks a slot can hold. A slot with more of them
 // loses the least recently used ones at once; zero or less empties it.
 func (x *Index) SetCapacity(slot, blocks int) {
-	blocks = min(max(blocks, 0), math.MaxInt32-1)
+	blocks = min(max(blocks, 0), math.MaxInt32-2)
 	l := x.lru(slot)
 	if l == nil {
 		if blocks == 0 {
@@ -62,15 +70,31 @@ func (x *Index) SetCapacity(slot, blocks int) {
 		l = slots[slot]
 	}
 	l.limit.Store(int64(blocks))
-	if l.used > blocks {
-		x.evict(l, slot, l.used-blocks)
-		x.publish(l)
-	}
-	if cap(l.list) > blocks+1 {
-		before := l.bytes()
+	before := l.bytes()
+	if blocks == 0 {
+		x.empty(l, slot)
+	} else if x.evict(l, slot, l.used-blocks); cap(l.list) > blocks+blocks/2+2 {
 		l.pack()
-		x.bytes.Add(l.bytes() - before)
 	}
+	x.bytes.Add(l.bytes() - before)
+	x.publish(l)
+}
+
+// empty takes all blocks from a slot, in the order in which the holder map has them.
+func (x *Index) empty(l *lru, slot int) {
+	for part := range slices.Chunk(l.index, batch) {
+		x.scratch = x.scratch[:0]
+		for _, e := range part {
+			if e != emptyIndex {
+				x.scratch = append(x.scratch, l.list[uint32(e)].key)
+			}
+		}
+		x.fetched += x.holders.fetch(x.scratch)
+		for _, key := range x.scratch {
+			x.holders.remove(key, slot)
+		}
+	}
+	l.clear()
 }
 
 // Capacity returns the blocks that a slot can hold, 0 before SetCapacity and after Clear.
@@ -101,29 +125,38 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 	}
 	limit := int(l.limit.Load())
 	hashes = hashes[:min(len(hashes), limit)]
+	x.keys, x.scratch = x.keys[:0], x.scratch[:0]
+	for _, hash := range hashes {
+		x.keys = append(x.keys, x.holders.mix.key(hash))
+	}
 	// What is held moves to the front first, lest it be evicted for what is not.
-	if l.promote(&x.holders.mix, hashes) == 0 {
+	x.scratch = l.promote(x.keys, x.scratch)
+	if len(x.scratch) == 0 {
 		return fresh
 	}
-	before, at := l.bytes(), uint32(0)
-	for _, hash := range hashes {
-		key := x.holders.mix.key(hash)
+	x.fetched += x.holders.fetch(x.scratch)
+	if evict := l.used + len(x.scratch) - limit; evict > 0 {
+		x.fetchOldest(l, min(evict, l.used))
+	}
+	before, last := l.bytes(), uint32(0)
+	for i, key := range x.keys {
 		if len(l.list) > 0 {
-			if n := l.list[at].next; n != 0 && l.list[n].key == key {
-				at = n
+			if n := l.list[last].next; n != 0 && l.list[n].key == key {
+				last = n
 				continue
 			}
-			if l.find(key) != 0 {
-				continue // seen in this prompt
-			}
 		}
-		if l.used == limit {
-			x.evict(l, slot, 1)
+		n, at := l.find(key)
+		if n != 0 {
+			continue // seen in this prompt
 		}
-		at = l.insert(at, key)
+		last = l.insert(last, key, at)
 		x.holders.add(key, slot)
+		if l.used > limit {
+			x.evictOne(l, slot)
+		}
 		if fresh != nil {
-			fresh = append(fresh, hash)
+			fresh = append(fresh, hashes[i])
 		}
 	}
 	if after := l.bytes(); after != before {
@@ -135,11 +168,26 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 
 // evict removes the n least recently used blocks.
 func (x *Index) evict(l *lru, slot, n int) {
-	for range n {
-		victim := l.list[0].prev
-		x.holders.remove(l.list[victim].key, slot)
-		l.remove(victim)
+	for ; n > 0; n -= batch {
+		part := min(n, batch)
+		x.fetchOldest(l, part)
+		for range part {
+			x.evictOne(l, slot)
+		}
 	}
+}
+
+func (x *Index) evictOne(l *lru, slot int) {
+	victim := l.list[0].prev
+	x.holders.remove(l.list[victim].key, slot)
+	l.remove(victim)
+}
+
+// fetchOldest gets the n least recently used blocks, which are about to go, into the processor's caches.
+func (x *Index) fetchOldest(l *lru, n int) {
+	x.scratch = l.oldest(n, x.scratch[:0])
+	x.fetched += x.holders.fetch(x.scratch)
+	l.fetch(x.scratch)
 }
 
 // Forget says that a slot does not hold these hashes: what Record returned, when the prompt never reached the endpoint.
@@ -150,7 +198,7 @@ func (x *Index) Forget(slot int, hashes []uint64) {
 	}
 	for _, hash := range hashes {
 		key := x.holders.mix.key(hash)
-		if n := l.find(key); n != 0 {
+		if n, _ := l.find(key); n != 0 {
 			x.holders.remove(key, slot)
 			l.remove(n)
 		}
@@ -167,8 +215,8 @@ func (x *Index) Reset() {
 	for _, l := range *x.slots.Load() {
 		x.bytes.Add(-l.bytes())
 		l.clear()
+		x.publish(l)
 	}
-	x.total.Store(0)
 }
 
 // publish makes the counts of blocks visible to other goroutines, once per change rather than per block.

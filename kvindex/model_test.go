@@ -67,6 +67,9 @@ type run struct {
 // identity makes small hashes share a shard, a home and an index tag, which no seed would.
 var identity = mixer{mul1: 1, mul2: 1}
 
+// lastHashes and those after it share the last of all, under identity. Its own key is that of an empty place.
+const lastHashes = 0xffffffff << 32
+
 func newRun(t *testing.T, c choices, m mixer, hash func(chain, block int) uint64) *run {
 	r := &run{T: t, choices: c, index: newIndex(m), spec: spec{map[int]int{}, map[int][]uint64{}}}
 	r.slots = []int{0, 1, 2, 31, 63, 64, 65, 127, 128, 200, 300, 400, 500, 4095, 4096, 4160, 5000}
@@ -213,6 +216,7 @@ func TestModel(t *testing.T) {
 		return rand.New(rand.NewPCG(uint64(chain), uint64(block))).Uint64() * uint64(min(chain+block, 1)) // one is 0
 	}
 	small := func(chain, block int) uint64 { return uint64(16*chain + block) }
+	last := func(chain, block int) uint64 { return lastHashes + uint64(16*chain+block) }
 	f := func(t *testing.T, name string, seed uint64, m mixer, hash func(chain, block int) uint64) {
 		t.Run(name, func(t *testing.T) {
 			r := newRun(t, rand.New(rand.NewPCG(seed, 1)), m, hash)
@@ -228,6 +232,7 @@ func TestModel(t *testing.T) {
 	f(t, "small hashes", 3, newMixer(3), small)
 	f(t, "colliding hashes 1", 4, identity, small)
 	f(t, "colliding hashes 2", 5, identity, small)
+	f(t, "colliding hashes at the end", 6, identity, last)
 }
 
 // script is a fuzzer's input as choices; past its end every choice is 0.
@@ -254,12 +259,15 @@ func FuzzIndex(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m := newMixer(1)
-		if len(data)%2 == 1 {
+		m, first := newMixer(1), uint64(0)
+		switch len(data) % 3 {
+		case 1:
 			m = identity
+		case 2:
+			m, first = identity, lastHashes
 		}
 		s := script(data)
-		r := newRun(t, &s, m, func(chain, block int) uint64 { return uint64(16*chain + block) })
+		r := newRun(t, &s, m, func(chain, block int) uint64 { return first + uint64(16*chain+block) })
 		for len(s) > 0 {
 			r.operate()
 		}
