@@ -28,6 +28,7 @@ func TestParseDocumentErrors(t *testing.T) {
 	f("unclosed string", "\na: 'x\n", "f.yaml:2: found unexpected end of stream")
 	f("bad indentation", "a:\n- {b: x}\n c: y\n", "f.yaml:3: did not find expected key")
 	f("syntax in a second document", "a: 1\n---\n@\n", "f.yaml:3: found character that cannot start any token")
+	f("unclosed list in a second document", "a: 1\n---\nb: [\n", "f.yaml:3: did not find expected node content")
 	f("second document", "a: 1\n---\nb: 1\n", "f.yaml:2:1: a second document (keep one document per file)")
 	f("unknown anchor", "a: 1\nb: *c\n", "f.yaml:2: unknown anchor 'c' referenced")
 	f("tag", "a: !secret b\n", "f.yaml:1:4: a: the tag \"!secret\" is not supported (remove the tag)")

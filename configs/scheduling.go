@@ -419,13 +419,13 @@ func (c *checker) flowControl(root Position) {
 	if root.Has("flowControl") {
 		c.flowLimits(fc)
 	}
-	if without := *fc; c.inert(&without) {
+	if fc.inert() {
 		c.s.warn(fc.Pos.Problem("", "has no effect while the feature gate flowControl is off"))
 	}
 }
 
 // inert tells whether the section sets something that acts only with the gate on.
-func (c *checker) inert(fc *FlowControl) bool {
+func (fc *FlowControl) inert() bool {
 	return fc.MaxBytes != 0 || fc.MaxRequests != 0 || fc.DefaultRequestTTL != nil || fc.NoEndpointRequestTTL != nil ||
 		fc.DefaultPriorityBand != nil || fc.DefaultNegativePriorityBand != nil || len(fc.PriorityBands) > 0 ||
 		fc.UsageLimitPolicyRef != "" || fc.EnableEviction
@@ -440,11 +440,8 @@ const (
 
 func (c *checker) flowLimits(fc *FlowControl) {
 	c.limits(fc.Pos, fc.MaxBytes, fc.MaxRequests)
-	for field, ttl := range map[string]*time.Duration{"defaultRequestTTL": fc.DefaultRequestTTL, "noEndpointRequestTTL": fc.NoEndpointRequestTTL} {
-		if ttl != nil && *ttl < 0 {
-			c.report(fc.Pos.At(field), `write 0s for no limit`, "the duration %v is negative", *ttl)
-		}
-	}
+	c.ttl(fc.Pos.At("defaultRequestTTL"), fc.DefaultRequestTTL)
+	c.ttl(fc.Pos.At("noEndpointRequestTTL"), fc.NoEndpointRequestTTL)
 	c.policy(fc.Pos.At("usageLimitPolicyPluginRef"), fc.UsageLimitPolicyRef, defaultUsageLimit)
 	for _, band := range []*BandLimits{fc.DefaultPriorityBand, fc.DefaultNegativePriorityBand} {
 		if band != nil {
@@ -477,6 +474,12 @@ func (c *checker) limits(at Position, bytes, requests Quantity) {
 	}
 	if requests < 0 {
 		c.report(at.At("maxRequests"), "write 0 for no limit", "the limit %d is negative", requests)
+	}
+}
+
+func (c *checker) ttl(at Position, ttl *time.Duration) {
+	if ttl != nil && *ttl < 0 {
+		c.report(at, "write 0s for no limit", "the duration %v is negative", *ttl)
 	}
 }
 

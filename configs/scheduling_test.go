@@ -72,6 +72,8 @@ func TestParseSchedulingErrors(t *testing.T) {
 		`f.yaml:5:9: plugins[1].type: duplicate plugin name "a", first in line 4 (give each instance a name of its own)`)
 
 	// Profiles.
+	f("empty profile", head+"schedulingProfiles: [~]\n", "f.yaml:3:22: schedulingProfiles[0]: an empty list item (remove it)")
+	f("empty entry", head+"schedulingProfiles: [{name: p, plugins: [~]}]\n", "f.yaml:3:42: schedulingProfiles[0].plugins[0]: an empty list item (remove it)")
 	f("nameless profile", head+"plugins:\n- type: a\nschedulingProfiles:\n- plugins:\n  - pluginRef: a\n",
 		"f.yaml:6:3: schedulingProfiles[0].name: missing (write the name of the profile)")
 	f("empty profile name", head+"plugins:\n- type: a\nschedulingProfiles:\n- name: ''\n  plugins: []\n",

@@ -185,6 +185,11 @@ func LoadSettings(flags *pflag.FlagSet, file string, environ []string) (*Loaded,
 			problems.Add(err)
 		}
 	}
+	return mergeSettings(flags, file, data, env, problems)
+}
+
+// mergeSettings is LoadSettings with the file read.
+func mergeSettings(flags *pflag.FlagSet, file string, data []byte, env map[string]string, problems Problems) (*Loaded, error) {
 	l := loader{
 		Loaded:   Loaded{File: file, Origins: make(map[string]string)},
 		viper:    viper.New(),

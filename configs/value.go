@@ -1,41 +1,45 @@
 package configs
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"math/big"
+	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Size is a number of bytes. As text it is a whole number with an optional binary
 // unit: 32MiB, 64KiB, 64k, 1048576.
 type Size int64
 
-// sizeUnits are powers of 1024, largest first.
-const sizeUnits = "tgmk"
+// sizeUnits are the powers of 1024 from the first.
+var sizeUnits = [...]string{"KiB", "MiB", "GiB", "TiB"}
 
 // UnmarshalText reads "32MiB", "64k" or a plain number of bytes.
 func (s *Size) UnmarshalText(text []byte) error {
 	const remedy = "write a number of bytes, or one with the unit KiB, MiB, GiB or TiB, such as 32MiB"
-	digits := strings.TrimRight(string(text), "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-	n, err := strconv.ParseUint(digits, 10, 63)
-	if err != nil {
-		return fmt.Errorf("%s is no size: %s", quote(string(text)), remedy)
+	digits := bytes.TrimRightFunc(text, unicode.IsLetter)
+	unit := string(text[len(digits):])
+	n, err := strconv.ParseUint(string(digits), 10, 63)
+	shift := -1
+	if unit == "" || strings.EqualFold(unit, "b") {
+		shift = 0
 	}
-	shift := 0
-	switch unit := strings.ToLower(string(text[len(digits):])); {
-	case unit == "" || unit == "b":
-	case strings.HasSuffix(unit, "b") && !strings.HasSuffix(unit, "ib"):
-		return fmt.Errorf("the unit of %s may mean 1000 or 1024: %s", quote(string(text)), remedy)
-	default:
-		i := strings.Index(sizeUnits, strings.TrimSuffix(strings.TrimSuffix(unit, "b"), "i"))
-		if len(strings.TrimSuffix(strings.TrimSuffix(unit, "b"), "i")) != 1 || i < 0 {
-			return fmt.Errorf("%s is no size: %s", quote(string(text)), remedy)
+	for i, u := range sizeUnits {
+		switch {
+		case strings.EqualFold(unit, u), strings.EqualFold(unit, u[:2]), strings.EqualFold(unit, u[:1]):
+			shift = 10 * (i + 1)
+		case strings.EqualFold(unit, u[:1]+"b"):
+			return fmt.Errorf("the unit of %s may mean 1000 or 1024: %s", quote(string(text)), remedy)
 		}
-		shift = 10 * (len(sizeUnits) - i)
 	}
-	if n > math.MaxInt64>>shift {
+	switch {
+	case err != nil || shift < 0:
+		return fmt.Errorf("%s is no size: %s", quote(string(text)), remedy)
+	case n > math.MaxInt64>>shift:
 		return fmt.Errorf("%s is too large: at most %d bytes", quote(string(text)), int64(math.MaxInt64))
 	}
 	*s = Size(n << shift)
@@ -44,9 +48,9 @@ func (s *Size) UnmarshalText(text []byte) error {
 
 // String returns the size in the largest unit that divides it. UnmarshalText reads it back.
 func (s Size) String() string {
-	for i, unit := range []string{"TiB", "GiB", "MiB", "KiB"} {
-		if one := Size(1) << (10 * (len(sizeUnits) - i)); s != 0 && s%one == 0 {
-			return strconv.FormatInt(int64(s/one), 10) + unit
+	for i := len(sizeUnits); i > 0; i-- {
+		if one := Size(1) << (10 * i); s != 0 && s%one == 0 {
+			return strconv.FormatInt(int64(s/one), 10) + sizeUnits[i-1]
 		}
 	}
 	return strconv.FormatInt(int64(s), 10)
@@ -56,49 +60,36 @@ func (s Size) String() string {
 // A fraction is rounded away from zero, as Kubernetes does.
 type Quantity int64
 
+// quantity splits a quantity into mantissa, decimal exponent and suffix.
+var quantity = regexp.MustCompile(`^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?$`)
+
 // UnmarshalText reads a Kubernetes quantity.
 func (q *Quantity) UnmarshalText(text []byte) error {
-	s := string(text)
-	number := strings.TrimRight(s, "numkKMGTPEi")
-	suffix := s[len(number):]
-	factor := new(big.Rat)
-	switch {
-	case len(suffix) == 2 && suffix[1] == 'i' && strings.Contains("KMGTPE", suffix[:1]):
-		factor.SetInt(new(big.Int).Lsh(big.NewInt(1), 10*uint(1+strings.Index("KMGTPE", suffix[:1]))))
-	case len(suffix) == 1 && strings.Contains("kMGTPE", suffix):
-		factor.SetInt(new(big.Int).Exp(big.NewInt(1000), big.NewInt(int64(1+strings.Index("kMGTPE", suffix))), nil))
-	case len(suffix) == 1 && strings.Contains("mun", suffix):
-		factor.SetFrac64(1, int64(math.Pow10(3*(1+strings.Index("mun", suffix)))))
-	case suffix == "":
-		factor.SetInt64(1)
-	default:
-		return badQuantity(s)
+	const longest = 40 // characters; an int64 has 19 digits
+	m := quantity.FindStringSubmatch(string(text))
+	if m == nil || len(text) > longest {
+		return fmt.Errorf("%s is no quantity: write a number, or one with a suffix such as k, M, Mi or Gi", quote(string(text)))
 	}
-	const longest = 40 // characters, which bounds the work; int64 has 19 digits
-	mantissa, exponent, scientific := strings.Cut(strings.ToLower(number), "e")
-	exp, err := 0, error(nil)
-	if scientific {
-		exp, err = strconv.Atoi(exponent)
+	value, _ := new(big.Rat).SetString(m[1])
+	base, power := int64(10), 0
+	switch exponent, suffix := m[2], m[3]; {
+	case exponent != "":
+		power, _ = strconv.Atoi(exponent)
+	case len(suffix) == 2:
+		base, power = 1024, 1+strings.Index("KMGTPE", suffix[:1])
+	case suffix != "":
+		power = 3 * (strings.Index("num.kMGTPE", suffix) - 3)
 	}
-	plain := strings.Trim(mantissa, "0123456789.+-") == "" && strings.Count(mantissa, ".") <= 1 && mantissa != "" && mantissa[len(mantissa)-1] != '-'
-	value, ok := new(big.Rat).SetString(mantissa)
-	if len(s) > longest || err != nil || exp < -longest || exp > longest || !plain || !ok || scientific && suffix != "" {
-		return badQuantity(s)
+	factor := new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(base), big.NewInt(int64(max(power, -power))), nil))
+	if power < 0 {
+		factor.Inv(factor)
 	}
-	power := new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(max(exp, -exp))), nil))
-	if exp < 0 {
-		power.Inv(power)
-	}
-	value.Mul(value, factor.Mul(factor, power))
+	value.Mul(value, factor)
 	whole, rest := new(big.Int).QuoRem(value.Num(), value.Denom(), new(big.Int))
 	whole.Add(whole, big.NewInt(int64(rest.Sign())))
 	if !whole.IsInt64() {
-		return fmt.Errorf("%s is out of range: at most %d", quote(s), int64(math.MaxInt64))
+		return fmt.Errorf("%s is out of range: at most %d", quote(string(text)), int64(math.MaxInt64))
 	}
 	*q = Quantity(whole.Int64())
 	return nil
-}
-
-func badQuantity(s string) error {
-	return fmt.Errorf("%s is no quantity: write a number, or one with a suffix such as k, M, Mi or Gi", quote(s))
 }

@@ -97,10 +97,11 @@ func TestQuantityErrors(t *testing.T) {
 			t.Errorf("got %v for %q, want %s", err, text, want)
 		}
 	}
-	for _, text := range []string{"", "x", "k", "1kk", "1K", "1ki", "1i", "1GB", "1e", "e3", "1e3k", "1e41", "1e-41", "1e99999999999999999999", "1.2.3", "--1", "1-", "-", ".", "1/2", "0x10", "1_000", "١",
+	for _, text := range []string{"", "x", "k", "1kk", "1K", "1ki", "1i", "1GB", "1e", "e3", "1e3k", "1e100", "1e-100", "1.2.3", "--1", "1-", "-", ".", "1/2", "0x10", "1_000", "١",
 		"00000000000000000000000000000000000000001"} {
 		f(text, quote(text)+" is no quantity: write a number, or one with a suffix such as k, M, Mi or Gi")
 	}
 	f("8Ei", `"8Ei" is out of range: at most 9223372036854775807`)
+	f("1e99", `"1e99" is out of range: at most 9223372036854775807`)
 	f("1e19", `"1e19" is out of range: at most 9223372036854775807`)
 }
