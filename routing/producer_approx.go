@@ -118,7 +118,18 @@ func (a *approxProducer) maxBlocks(block int) int {
 func (a *approxProducer) Prepare(r *Request, ch *chain) {
 	ch.blockTokens = a.blockTokens()
 	limit := a.maxBlocks(ch.blockTokens)
-	if limit < 0 || len(r.Tokens) == 0 {
+	if limit < 0 {
+		return
+	}
+	if r.given != nil {
+		n := len(r.given)
+		if limit > 0 {
+			n = min(n, limit)
+		}
+		ch.hashes, ch.ends = append(ch.hashes, r.given[:n]...), append(ch.ends, n)
+		return
+	}
+	if len(r.Tokens) == 0 {
 		return
 	}
 	seed := kvindex.Seed(r.Model, r.Salt)

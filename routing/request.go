@@ -53,8 +53,12 @@ type Request struct {
 	Exclude []*Endpoint
 
 	scratch []byte // unescaped strings that outlive the scan: model, salt
-	prompt  prompt // what Parse found of the prompts, for the Tokenizer
-	work    routeWork
+
+	given       []uint64 // block hashes in place of tokens, see SetChain
+	givenTokens int64
+
+	prompt prompt // what Parse found of the prompts, for the Tokenizer
+	work   routeWork
 }
 
 // Reset empties the request for its next use.
@@ -79,5 +83,18 @@ func (r *Request) own(s string) []byte {
 	return r.scratch[start:len(r.scratch):len(r.scratch)]
 }
 
+// SetChain gives the request its chained block hashes, blocks of 64 tokens, in
+// place of a body: for replaying traces that hold hashes and no text. The slice
+// must stay unchanged while the request lives.
+func (r *Request) SetChain(tokens int64, hashes []uint64) {
+	r.given, r.givenTokens = hashes, tokens
+	r.work.tokenized = true
+}
+
 // PromptTokens returns the number of tokens over all prompts.
-func (r *Request) PromptTokens() int64 { return int64(len(r.Tokens) / 4) }
+func (r *Request) PromptTokens() int64 {
+	if r.given != nil {
+		return r.givenTokens
+	}
+	return int64(len(r.Tokens) / bytesPerToken)
+}

@@ -40,8 +40,12 @@ func newHashScorer(b *builder) (any, error) {
 }
 
 func (s *hashScorer) Score(r *Request, c []Candidate, out []float64) {
-	head := r.Tokens[:min(len(r.Tokens), s.blocks*minBlockTokens*bytesPerToken)]
-	key := kvindex.Seed(r.Model, r.Salt) ^ xxhash.Sum64(head)
+	key := kvindex.Seed(r.Model, r.Salt)
+	if n := min(len(r.given), s.blocks); n > 0 {
+		key ^= r.given[n-1] // chained: it names all blocks up to here
+	} else {
+		key ^= xxhash.Sum64(r.Tokens[:min(len(r.Tokens), s.blocks*minBlockTokens*bytesPerToken)])
+	}
 	total := 0
 	for i := range c {
 		total += c[i].InFlight

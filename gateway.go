@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.uber.org/zap"
+
+	"kvgate/configs"
+	"kvgate/proxy"
+	"kvgate/routing"
+	"kvgate/scrape"
+)
+
+// gateway is the whole process wired together: fleet, router, scraper, data
+// listener and admin listener.
+//
+// Start order: listeners are bound, the scraper starts, the data listener
+// serves. Stop order: not ready, the listener closes, streams end, the scraper
+// stops, the admin listener closes last so that the drain can be watched.
+type gateway struct {
+	load func() (*configs.Loaded, error)
+
+	log      *zap.Logger
+	level    zap.AtomicLevel
+	registry *prometheus.Registry
+	fleet    *routing.Fleet
+	router   routing.Current
+	metrics  *proxy.Metrics
+	server   *proxy.Server
+	scraper  *scrape.Manager
+
+	reloadMu sync.Mutex
+	settings *configs.Settings
+
+	data  net.Listener
+	admin net.Listener
+
+	adminServer *http.Server
+	serving     sync.WaitGroup
+	failed      chan error // a listener that ended by itself
+}
+
+// newGateway loads the configuration, builds everything and binds the listeners.
+func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap.AtomicLevel) (*gateway, error) {
+	loaded, err := load()
+	if err != nil {
+		return nil, err
+	}
+	s := &loaded.Settings
+	g := &gateway{load: load, log: log, level: level, settings: s, registry: prometheus.NewRegistry(), failed: make(chan error, 2)}
+	g.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	g.fleet = routing.NewFleet(time.Now, s.Scrape.Staleness, log)
+	router, plan, err := g.compile(s)
+	if err != nil {
+		return nil, err
+	}
+	g.scraper, err = scrape.NewManager(scrape.Options{Fleet: g.fleet, Settings: s, Plan: plan, Log: log, Registry: g.registry, Version: version()})
+	if err != nil {
+		return nil, err
+	}
+	g.router.Store(router)
+	g.metrics = proxy.NewMetrics(g.registry, g.fleet, proxy.RouteTemplates())
+	access := zap.NewNop()
+	if s.Log.Access {
+		access = log.Named("access")
+	}
+	g.server, err = proxy.New(proxy.Options{
+		Settings: s, Router: &g.router, Fleet: g.fleet, Metrics: g.metrics, Log: log, Access: access,
+		ModelCards: g.modelCards, Version: version(), Ready: g.ready,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if g.data, err = net.Listen("tcp", s.Listen); err != nil {
+		return nil, fmt.Errorf("listen %s: %w", s.Listen, err)
+	}
+	if g.admin, err = listenAdmin(s.AdminListen); err != nil {
+		_ = g.data.Close()
+		return nil, fmt.Errorf("admin_listen %s: %w", s.AdminListen, err)
+	}
+	g.metrics.ConfigReload(true, hashOf(router.Config(), s), time.Now())
+	return g, nil
+}
+
+// listenAdmin binds host:port or unix:/path; nil when it is switched off.
+func listenAdmin(addr string) (net.Listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		return net.Listen("unix", path)
+	}
+	return net.Listen("tcp", addr)
+}
+
+// compile builds the router and the scrape plan of a configuration; all their problems at once.
+func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, error) {
+	scheduling, err := loadScheduling(s.Scheduling)
+	if err != nil {
+		return nil, nil, err
+	}
+	var problems configs.Problems
+	plan, err := scrape.NewPlan(scheduling, s.Scrape)
+	problems.Add(err)
+	router, err := routing.New(scheduling, g.fleet, uint64(time.Now().UnixNano()))
+	problems.Add(err)
+	if err := problems.Err(); err != nil {
+		return nil, nil, err
+	}
+	for _, w := range router.Config().Warnings {
+		g.log.Warn("scheduling configuration", zap.String("warning", w))
+	}
+	return router, plan, nil
+}
+
+// start begins to scrape and to serve.
+func (g *gateway) start(ctx context.Context) error {
+	if err := g.scraper.Start(ctx); err != nil {
+		return err
+	}
+	if g.admin != nil {
+		g.adminServer = &http.Server{Handler: g.adminHandler(), ReadHeaderTimeout: 10 * time.Second}
+		g.serving.Go(func() {
+			if err := g.adminServer.Serve(g.admin); !errors.Is(err, http.ErrServerClosed) {
+				g.failed <- fmt.Errorf("admin listener: %w", err)
+			}
+		})
+	}
+	g.serving.Go(func() {
+		if err := g.server.Serve(g.data); err != nil {
+			g.failed <- fmt.Errorf("data listener: %w", err)
+		}
+	})
+	return nil
+}
+
+func (g *gateway) adminHandler() http.Handler {
+	return proxy.NewAdmin(proxy.AdminOptions{
+		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.server.Ready,
+		Replicas: g.scraper, PProf: g.settings.Admin.PProf, Version: version(), Log: g.log, Level: &g.level,
+		ExplainAPI: proxy.RouteAPI,
+	})
+}
+
+// reload puts the configuration's files in force, all or nothing: on an error
+// everything stays as it was.
+func (g *gateway) reload() (err error) {
+	g.reloadMu.Lock()
+	defer g.reloadMu.Unlock()
+	hash := ""
+	defer func() {
+		g.metrics.ConfigReload(err == nil, hash, time.Now())
+		if err != nil {
+			g.log.Error("reload failed: the old configuration stays", zap.Error(err))
+		}
+	}()
+	loaded, err := g.load()
+	if err != nil {
+		return err
+	}
+	s := &loaded.Settings
+	router, plan, err := g.compile(s)
+	if err != nil {
+		return err
+	}
+	if err := g.scraper.Reload(s, plan); err != nil {
+		return err
+	}
+	if err := g.server.Apply(s); err != nil {
+		return err
+	}
+	g.fleet.SetStaleness(s.Scrape.Staleness)
+	g.router.Store(router)
+	if s.Listen != g.settings.Listen || s.AdminListen != g.settings.AdminListen {
+		g.log.Warn("listen addresses change only at a restart", zap.String("listen", g.settings.Listen), zap.String("admin_listen", g.settings.AdminListen))
+	}
+	if l, err := zap.ParseAtomicLevel(s.Log.Level); err == nil {
+		g.level.SetLevel(l.Level())
+	}
+	g.settings = s
+	hash = hashOf(router.Config(), s)
+	g.log.Info("configuration reloaded", zap.String("hash", hash))
+	return nil
+}
+
+// hashOf names a configuration, so that several gateways can be compared.
+func hashOf(c *configs.Scheduling, s *configs.Settings) string {
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%+v", *s)
+	for _, p := range c.Plugins {
+		_, _ = fmt.Fprintf(h, "%s %s %s\n", p.Name, p.Type, p.Parameters)
+	}
+	for _, p := range c.Profiles {
+		for _, x := range p.Plugins {
+			weight := 1.0
+			if x.Weight != nil {
+				weight = *x.Weight
+			}
+			_, _ = fmt.Fprintf(h, "%s %s %v\n", p.Name, x.Ref, weight)
+		}
+	}
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// ready says why the gateway should get no traffic, nil when it should.
+func (g *gateway) ready() error {
+	for _, e := range g.fleet.Endpoints() {
+		if g.fleet.State(e) == routing.Ready {
+			return nil
+		}
+	}
+	return routing.ErrNoEndpoints
+}
+
+func (g *gateway) modelCards() []proxy.ModelCard {
+	cards := g.scraper.ModelCards()
+	out := make([]proxy.ModelCard, len(cards))
+	for i, c := range cards {
+		out[i] = proxy.ModelCard(c)
+	}
+	return out
+}
+
+// stop drains and ends everything. Streams may finish until ctx ends.
+func (g *gateway) stop(ctx context.Context) error {
+	err := g.server.Shutdown(ctx)
+	g.scraper.Close()
+	if g.adminServer != nil {
+		_ = g.adminServer.Close()
+	}
+	g.serving.Wait()
+	return err
+}
+
+// dataURL returns where the data listener can be reached from this machine.
+func (g *gateway) dataURL() string {
+	addr := g.data.Addr().(*net.TCPAddr)
+	host := addr.IP.String()
+	if addr.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, fmt.Sprint(addr.Port))
+}
