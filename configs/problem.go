@@ -127,7 +127,7 @@ func (p *Problem) Error() string {
 	if p.Remedy != "" {
 		s += " (" + p.Remedy + ")"
 	}
-	if place := p.Position.String(); place != "" {
+	if place := p.String(); place != "" {
 		s = place + ": " + s
 	}
 	return s

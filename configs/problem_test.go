@@ -100,7 +100,7 @@ func TestSuggest(t *testing.T) {
 	}
 	f("pluginref", "did you mean `pluginRef`?", "weight", "pluginRef")
 	f("wieght", "did you mean `weight`?", "pluginRef", "weight")
-	f("nmae", "did you mean `name`?", "name", "type")
+	f("tpye", "did you mean `type`?", "name", "type")
 	f("a", "known fields: b, c", "b", "c")
 	f("ab", "known fields: ac", "ac")
 	f("A", "did you mean `a`?", "a")

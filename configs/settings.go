@@ -1,3 +1,6 @@
+// Package configs reads what an operator intends: the settings of the process, the
+// EndpointPickerConfig and the files that list replicas. It is strict: whatever it does not understand is an
+// error with its place and a remedy. It imports no other package of kvgate.
 package configs
 
 import "time"
