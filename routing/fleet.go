@@ -288,7 +288,7 @@ func (v *fleetView) resolve(r *Request) ([]*Endpoint, error) {
 		switch {
 		case len(v.models) == 1:
 			r.Model = r.own(v.models[0].name)
-		case len(v.models) > 1:
+		case len(v.models) > 1 && !r.AnyModel:
 			return nil, ErrModelMissing
 		default:
 			return v.endpoints, nil

@@ -49,6 +49,10 @@ type Request struct {
 	Ends   []int
 	Exact  bool // Tokens are the engine's own token ids, not an estimate
 
+	// AnyModel says that a request without a model may go anywhere: set by the
+	// caller for what is not about a model.
+	AnyModel bool
+
 	// Exclude lists endpoints that must not be picked again (failed attempts).
 	Exclude []*Endpoint
 
@@ -66,7 +70,7 @@ func (r *Request) Reset() {
 	r.API = APINone
 	r.Body, r.Headers = nil, nil
 	r.Model, r.Salt = nil, nil
-	r.Stream, r.WantsUsage, r.Exact = false, false, false
+	r.Stream, r.WantsUsage, r.Exact, r.AnyModel = false, false, false, false
 	r.MaxTokens, r.Weight = 0, 1
 	r.Tokens, r.Ends = kept(r.Tokens, maxKeptBytes), kept(r.Ends, maxKeptItems)
 	r.prompt.reset()
