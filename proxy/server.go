@@ -3,8 +3,14 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"kvgate/configs"
@@ -43,27 +49,269 @@ type ModelCard struct {
 // Server is the data listener: it reads requests, has them routed, and streams
 // the answers of the replicas back.
 type Server struct {
-	o      Options
-	access *accessLog
+	o         Options
+	log       *zap.Logger
+	access    *accessLog
+	http      fasthttp.Server
+	routes    *routes
+	live      atomic.Pointer[live]
+	transport *transport
+	watcher   watcher
+	buffers   buffers
+	exchanges sync.Pool
+	inFlight  atomic.Int64
+	draining  atomic.Bool
+
+	serving   sync.WaitGroup
+
+	mu        sync.Mutex
+	listeners []net.Listener
+	conns     map[*conn]struct{}
+	changed   chan struct{} // closed when a connection ends, made anew by whoever waits
+	shut      bool
 }
 
-// New returns a Server that serves nothing yet.
+// live are the settings that requests read.
+type live struct {
+	settings *configs.Settings
+	Server   configs.Server
+	upstream *upstreamLimits
+}
+
+// New returns a Server that serves nothing yet. Errors: a file that the
+// settings name cannot be read. Shutdown ends what New has started.
 func New(o Options) (*Server, error) {
-	return &Server{o: o, access: NewAccessLog(o.Access)}, nil
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	s := &Server{o: o, log: o.Log, access: NewAccessLog(o.Access), routes: newRoutes(), conns: make(map[*conn]struct{})}
+	l, err := newLive(o.Settings)
+	if err != nil {
+		return nil, err
+	}
+	s.live.Store(l)
+	s.buffers.budget.Store(int64(o.Settings.Limits.Buffered))
+	s.transport = newTransport(l.upstream, &s.buffers, o.Metrics.upstreamError)
+	s.watcher = newWatcher()
+	s.http = fasthttp.Server{
+		Handler:        s.handle,
+		ErrorHandler:   s.errorHandler,
+		ExpectHandler:  s.expect,
+		ConnState:      connStateHook,
+		Logger:         httpLog{o.Log},
+		ReadBufferSize: int(o.Settings.Limits.Header),
+		// A stream writes its chunks past this buffer.
+		WriteBufferSize: wholeAnswer,
+		Concurrency:     1 << 30, // max_conns is kept in Serve
+		// One byte is read before the handler is called, the rest by the handler:
+		// fasthttp counts no streamed body, and would reserve what is announced.
+		StreamRequestBody:             true,
+		MaxRequestBodySize:            1,
+		DisablePreParseMultipartForm:  true,
+		DisableHeaderNamesNormalizing: true,
+		NoDefaultServerHeader:         true,
+		NoDefaultDate:                 true, // a replica's Date is passed on
+		NoDefaultContentType:          true,
+		SecureErrorLogMessage:         true,
+		LazyRequestTime:               false,
+	}
+	return s, nil
+}
+
+func newLive(settings *configs.Settings) (*live, error) {
+	own := *settings
+	l, err := newUpstreamLimits(&own)
+	if err != nil {
+		return nil, err
+	}
+	return &live{settings: &own, Server: own.Server, upstream: l}, nil
+}
+
+// Apply puts other settings in force for the requests that come from now on. On
+// an error those in force stay. The size of a request head is fixed when the
+// Server is made, as is the listener's address.
+func (s *Server) Apply(settings *configs.Settings) error {
+	l, err := newLive(settings)
+	if err != nil {
+		return err
+	}
+	old := s.live.Swap(l)
+	s.transport.limits.Store(l.upstream)
+	s.buffers.budget.Add(int64(l.settings.Limits.Buffered - old.settings.Limits.Buffered))
+	return nil
 }
 
 // Serve accepts connections until the listener fails or Shutdown is called, in
 // which case it returns nil. It may run on several listeners at once.
-func (s *Server) Serve(ln net.Listener) error { return errors.New("not yet") }
+func (s *Server) Serve(ln net.Listener) error {
+	s.mu.Lock()
+	if s.shut {
+		s.mu.Unlock()
+		return ln.Close()
+	}
+	s.listeners = append(s.listeners, ln)
+	s.mu.Unlock()
+	const longest = time.Second
+	pause := time.Duration(0)
+	for {
+		nc, err := ln.Accept()
+		if err != nil {
+			if s.draining.Load() {
+				return nil
+			}
+			var temporary interface{ Temporary() bool }
+			if !errors.As(err, &temporary) || !temporary.Temporary() {
+				return err
+			}
+			// Too many open files, most likely: wait for connections to end.
+			pause = min(max(2*pause, 5*time.Millisecond), longest)
+			s.log.Warn("accept failed", zap.Error(err), zap.Duration("retry_in", pause))
+			time.Sleep(pause)
+			continue
+		}
+		pause = 0
+		c := newConn(s, nc)
+		if !s.opened(c) {
+			s.turnAway(nc)
+			continue
+		}
+		s.watcher.add(c)
+		s.serving.Add(1)
+		go func() {
+			defer s.serving.Done()
+			_ = s.http.ServeConn(c) // closes c; its errors are the client's, and in the access log
+		}()
+	}
+}
 
-// Apply puts other settings in force for the requests that come from now on.
-// What a running listener cannot change (its address) is left as it is.
-func (s *Server) Apply(settings *configs.Settings) error { return nil }
+// opened takes a connection into the books; false when there is no room.
+func (s *Server) opened(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut || len(s.conns) >= s.live.Load().Server.MaxConns {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	s.o.Metrics.connOpen(1)
+	return true
+}
 
-// Shutdown stops accepting, lets the streams finish until ctx ends, then cuts
-// them so that their clients see a broken transport. It returns when nothing of
-// the Server runs any more: nil, or ctx's error when streams were cut.
-func (s *Server) Shutdown(ctx context.Context) error { return nil }
+// closedConn takes a connection out of the books.
+func (s *Server) closedConn(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	s.o.Metrics.connOpen(-1)
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+// turnAway answers a connection for which there is no room. It must not block.
+func (s *Server) turnAway(nc net.Conn) {
+	if _, ok := nc.(*net.TCPConn); ok {
+		body := errorBody(dialectOpenAI, fasthttp.StatusServiceUnavailable, "overloaded", "too many connections: try again", "", "")
+		_ = nc.SetWriteDeadline(time.Now().Add(time.Millisecond))
+		_, _ = nc.Write([]byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: " +
+			strconv.Itoa(len(body)) + "\r\n\r\n" + string(body)))
+	}
+	_ = nc.Close()
+}
+
+// connStateHook learns when an answer has left fasthttp's buffers.
+func connStateHook(nc net.Conn, state fasthttp.ConnState) {
+	if c, ok := nc.(*conn); ok && state == fasthttp.StateIdle {
+		c.waiting()
+	}
+}
+
+// httpLog takes fasthttp's own messages.
+type httpLog struct{ log *zap.Logger }
+
+// Printf implements fasthttp.Logger.
+func (l httpLog) Printf(format string, args ...any) {
+	l.log.Debug("http", zap.String("message", fmt.Sprintf(format, args...)))
+}
+
+var errDraining = errors.New("draining")
+
+// ready returns nil when new requests can be served.
+func (s *Server) ready() error {
+	switch {
+	case s.draining.Load():
+		return errDraining
+	case s.o.Ready != nil:
+		return s.o.Ready()
+	}
+	return nil
+}
 
 // InFlight returns the number of requests that have been read and not ended.
-func (s *Server) InFlight() int { return 0 }
+func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
+
+// Shutdown stops accepting, closes idle connections, lets the streams finish
+// until ctx ends, then cuts them so that their clients see a broken transport.
+// It returns when nothing of the Server runs any more: nil, or ctx's error when
+// streams were cut. Readiness is off from the begin; a request that still comes
+// on an open connection is refused with 503 and the connection closed.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.draining.Store(true)
+	s.mu.Lock()
+	s.shut = true
+	for _, ln := range s.listeners {
+		_ = ln.Close()
+	}
+	s.listeners = nil
+	idle := s.openConns()
+	s.mu.Unlock()
+	for _, c := range idle {
+		if c.state.CompareAndSwap(int32(connIdle), int32(connClosing)) {
+			_ = c.raw.Close()
+		}
+	}
+	err := s.waitConns(ctx)
+	if err != nil {
+		s.mu.Lock()
+		open := s.openConns()
+		s.mu.Unlock()
+		for _, c := range open {
+			c.cutOff()
+		}
+		_ = s.waitConns(context.Background())
+	}
+	s.serving.Wait()
+	s.transport.close()
+	s.watcher.close()
+	return err
+}
+
+// openConns returns the open connections. The caller holds mu.
+func (s *Server) openConns() []*conn {
+	list := make([]*conn, 0, len(s.conns))
+	for c := range s.conns {
+		list = append(list, c)
+	}
+	return list
+}
+
+// waitConns waits until no connection is open.
+func (s *Server) waitConns(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		if len(s.conns) == 0 {
+			s.mu.Unlock()
+			return nil
+		}
+		if s.changed == nil {
+			s.changed = make(chan struct{})
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

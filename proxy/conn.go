@@ -1,0 +1,274 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// connState says what a client connection does.
+type connState int32
+
+const (
+	connIdle    connState = iota // waits for a request: may be closed at any time
+	connReading                  // bytes of a request have arrived
+	connClosing                  // was idle when the server shut down
+)
+
+// conn is a client connection. fasthttp reads and writes through it; the limits
+// in time are kept here, as fasthttp's are absolute. Only leave and the state may
+// be touched by other goroutines than the connection's own.
+type conn struct {
+	net.Conn          // as accepted: TCP, TLS over it, or whatever the listener gives
+	raw      net.Conn // beneath TLS
+	s        *Server
+	remote   string // host:port
+	ip       string
+	watched  watched // the watcher's own
+
+	state atomic.Int32 // connState
+
+	mu       sync.Mutex
+	upstream aborter // what works for this client, broken off when it leaves
+	gone     bool
+	cut      bool // by Shutdown
+
+	// Reading. stash is a byte that a read-ahead watcher has taken.
+	since     time.Time // phase begun
+	first     bool      // no request has arrived yet
+	body      bool      // reading a body: the limit is between two reads
+	readArmed time.Time
+	stash     []byte
+
+	sendArmed time.Time
+	reset     bool // an answer that has no other end than the connection's broke off
+	linger    bool // a refusal was sent while the client still sends
+	closed    atomic.Bool
+}
+
+func newConn(s *Server, c net.Conn) *conn {
+	k := &conn{Conn: c, raw: c, s: s, first: true, since: time.Now()}
+	if t, ok := c.(*tls.Conn); ok {
+		k.raw = t.NetConn()
+	}
+	if a := c.RemoteAddr(); a != nil {
+		k.remote = a.String()
+		k.ip = k.remote
+		if host, _, err := net.SplitHostPort(k.remote); err == nil {
+			k.ip = host
+		}
+	}
+	return k
+}
+
+// leave is called by the watcher when the client has closed its side, and by
+// Shutdown. What works for it is broken off.
+func (c *conn) leave() {
+	c.mu.Lock()
+	c.gone = true
+	if c.upstream != nil {
+		c.upstream.abort()
+	}
+	c.mu.Unlock()
+}
+
+// left says whether the client has left.
+func (c *conn) left() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
+}
+
+// attach says what to break off when the client leaves; false when it has left.
+func (c *conn) attach(a aborter) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return false
+	}
+	c.upstream = a
+	return true
+}
+
+// detach takes back what attach said. Nothing is broken off behind it.
+func (c *conn) detach() {
+	c.mu.Lock()
+	c.upstream = nil
+	c.mu.Unlock()
+}
+
+// cutOff ends what the connection does at once: Shutdown's last word.
+func (c *conn) cutOff() {
+	c.mu.Lock()
+	c.cut = true
+	c.mu.Unlock()
+	c.leave()
+	_ = c.raw.Close()
+}
+
+func (c *conn) wasCut() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut
+}
+
+// reading says that a request's head is complete; false when the connection is
+// being closed and the request must not be served.
+func (c *conn) reading() bool {
+	c.first = false
+	c.body = true
+	c.state.CompareAndSwap(int32(connIdle), int32(connReading)) // a pipelined request came without a read
+	return connState(c.state.Load()) != connClosing
+}
+
+// waiting says that the answer is out and the next read is for another request.
+func (c *conn) waiting() {
+	c.body = false
+	c.state.Store(int32(connIdle))
+}
+
+// Read reads under the limit of the phase: idle_timeout for the first byte of a
+// further request, header_timeout for a head, body_timeout between two reads of
+// a body.
+func (c *conn) Read(p []byte) (int, error) {
+	if len(c.stash) > 0 {
+		n := copy(p, c.stash)
+		c.stash = c.stash[n:]
+		c.state.CompareAndSwap(int32(connIdle), int32(connReading))
+		return n, nil
+	}
+	limits := &c.s.live.Load().Server
+	now := time.Now()
+	idle := connState(c.state.Load()) == connIdle
+	var until time.Time
+	switch {
+	case c.body:
+		until = now.Add(limits.BodyTimeout)
+	case idle && c.s.draining.Load():
+		return 0, io.EOF
+	case idle && !c.first:
+		until = now.Add(limits.IdleTimeout)
+	default:
+		until = c.since.Add(limits.HeaderTimeout)
+	}
+	for {
+		if c.readArmed.IsZero() || c.readArmed.After(until) {
+			c.readArmed = until
+			if err := c.Conn.SetReadDeadline(until); err != nil {
+				return 0, err
+			}
+		}
+		n, err := c.Conn.Read(p)
+		if n > 0 && idle {
+			c.since = time.Now()
+			if !c.state.CompareAndSwap(int32(connIdle), int32(connReading)) {
+				return 0, io.EOF // closed by Shutdown a moment ago
+			}
+		}
+		if n == 0 && err != nil && errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(until) {
+			c.readArmed = time.Time{}
+			continue
+		}
+		return n, err
+	}
+}
+
+// SetReadDeadline does nothing: see Read.
+func (c *conn) SetReadDeadline(time.Time) error { return nil }
+
+// SetWriteDeadline does nothing: see Write.
+func (c *conn) SetWriteDeadline(time.Time) error { return nil }
+
+// SetDeadline does nothing.
+func (c *conn) SetDeadline(time.Time) error { return nil }
+
+// Write writes all of p. A client that takes nothing for write_timeout is cut off.
+func (c *conn) Write(p []byte) (int, error) {
+	limit := c.s.live.Load().Server.WriteTimeout
+	now := time.Now()
+	progress, written := now, 0
+	for {
+		// A deadline that is at least half the limit away is good enough: moving it
+		// costs more than a small write.
+		if c.sendArmed.Before(now.Add(limit / 2)) {
+			c.sendArmed = now.Add(limit)
+			if err := c.Conn.SetWriteDeadline(c.sendArmed); err != nil {
+				return written, err
+			}
+		}
+		n, err := c.Conn.Write(p[written:])
+		written += n
+		if err == nil || c.raw != c.Conn || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return written, err
+		}
+		if now = time.Now(); n > 0 {
+			progress = now
+		} else if now.Sub(progress) >= limit/2 {
+			return written, err
+		}
+	}
+}
+
+// Bounds of a lingering close.
+const (
+	lingerTime  = 5 * time.Second
+	lingerPause = time.Second
+)
+
+// Close closes the connection once. When the client was refused while it still
+// sends, closing at once would reset the connection and could destroy the
+// answer before it is read: so our side is closed first, and what still comes is
+// thrown away for a while.
+func (c *conn) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	if c.linger && !c.wasCut() {
+		c.drain()
+	}
+	c.s.watcher.remove(c)
+	closing := c.Conn
+	if t, ok := c.raw.(*net.TCPConn); ok && c.reset {
+		_ = t.SetLinger(0) // anything else could be read as the end of the answer
+		closing = c.raw
+	}
+	err := closing.Close()
+	c.s.closedConn(c)
+	return err
+}
+
+func (c *conn) drain() {
+	closer, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || closer.CloseWrite() != nil {
+		return
+	}
+	if t, ok := c.raw.(*net.TCPConn); ok && c.raw != c.Conn {
+		_ = t.CloseWrite()
+	}
+	end := time.Now().Add(lingerTime)
+	buf := c.s.buffers.get(classes[1])
+	defer c.s.buffers.put(buf)
+	for {
+		next := time.Now().Add(lingerPause)
+		if next.After(end) {
+			return
+		}
+		if c.raw.SetReadDeadline(next) != nil {
+			return
+		}
+		if _, err := c.raw.Read(buf.b); err != nil {
+			return
+		}
+	}
+}
+
+// isReset says that the peer is gone.
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed)
+}

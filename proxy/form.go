@@ -1,0 +1,200 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+)
+
+// A form (audio) streams through: only its first part is held, to find the model.
+const (
+	formHead = 1 << 20  // at most so much is searched
+	formStep = 16 << 10 // between two searches
+)
+
+// formBoundary returns the boundary of a multipart/form-data body, nil when the
+// Content-Type is another.
+func formBoundary(contentType []byte) []byte {
+	kind, params, _ := bytes.Cut(contentType, []byte(";"))
+	if !equalFold(trimSpace(kind), "multipart/form-data") {
+		return nil
+	}
+	return parameter(params, "boundary")
+}
+
+// parameter returns the value of a parameter in a list separated by semicolons.
+// A quoted value may hold escapes only where they do not matter here: a boundary
+// and a field's name have none.
+func parameter(list []byte, name string) []byte {
+	for len(list) > 0 {
+		end, quoted := 0, false
+		for end < len(list) && (quoted || list[end] != ';') {
+			switch list[end] {
+			case '"':
+				quoted = !quoted
+			case '\\':
+				if quoted {
+					end++
+				}
+			}
+			end++
+		}
+		end = min(end, len(list))
+		key, value, ok := bytes.Cut(list[:end], []byte("="))
+		list = list[min(end+1, len(list)):]
+		if !ok || !equalFold(trimSpace(key), name) {
+			continue
+		}
+		value = trimSpace(value)
+		if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
+			value = value[1 : n-1]
+		}
+		return value
+	}
+	return nil
+}
+
+// formModel looks for the model field in the begin of a form. found is false
+// when it is not there, or not there as a whole.
+func formModel(b, boundary []byte) (model []byte, found bool) {
+	if len(boundary) == 0 || len(boundary) > 200 {
+		return nil, false
+	}
+	delimiter := append([]byte("\r\n--"), boundary...)
+	if bytes.HasPrefix(b, delimiter[2:]) {
+		b = b[len(delimiter)-2:]
+	} else if i := bytes.Index(b, delimiter); i >= 0 {
+		b = b[i+len(delimiter):]
+	} else {
+		return nil, false
+	}
+	for {
+		end := bytes.Index(b, blankLine)
+		if end < 0 || bytes.HasPrefix(b, []byte("--")) {
+			return nil, false
+		}
+		head := b[:end+2]
+		b = b[end+len(blankLine):]
+		next := bytes.Index(b, delimiter)
+		if next < 0 {
+			return nil, false
+		}
+		if isModelPart(head) {
+			return trimSpace(b[:next]), true
+		}
+		b = b[next+len(delimiter):]
+	}
+}
+
+// isModelPart says whether a part's head is that of the field named model.
+func isModelPart(head []byte) bool {
+	for line := range bytes.SplitSeq(head, []byte("\r\n")) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		if !equalFold(trimSpace(name), "content-disposition") {
+			continue
+		}
+		_, params, _ := bytes.Cut(value, []byte(";"))
+		return string(parameter(params, "name")) == "model" && parameter(params, "filename") == nil
+	}
+	return false
+}
+
+// appendQuery appends the decoded value of a query parameter. query starts with
+// its question mark, if there is one.
+func appendQuery(dst, query []byte, name string) []byte {
+	if len(query) == 0 {
+		return dst
+	}
+	for pair := range bytes.SplitSeq(query[1:], []byte("&")) {
+		key, value, _ := bytes.Cut(pair, []byte("="))
+		if string(key) != name {
+			continue
+		}
+		return unescape(dst, value, true)
+	}
+	return dst
+}
+
+// unescape appends the decoded form of a percent-encoded text; what is no
+// escape stays.
+func unescape(dst, b []byte, plus bool) []byte {
+	for i := 0; i < len(b); i++ {
+		c := b[i]
+		switch {
+		case c == '+' && plus:
+			c = ' '
+		case c == '%' && i+2 < len(b) && unhex(b[i+1]) < 16 && unhex(b[i+2]) < 16:
+			c = unhex(b[i+1])<<4 | unhex(b[i+2])
+			i += 2
+		}
+		dst = append(dst, c)
+	}
+	return dst
+}
+
+// clientError says that the client, not the replica, broke a transfer off.
+type clientError struct{ refusal *refusal }
+
+func (e *clientError) Error() string { return e.refusal.message }
+
+// sendForm sends the head and the form: the part that is held, then the rest as
+// it comes from the client.
+func (x *exchange) sendForm(c *upConn) error {
+	stall := x.live.upstream.StreamTimeout
+	chunked := x.declared < 0
+	first := x.body.bytes()
+	if chunked {
+		x.head = append(strconv.AppendInt(x.head, int64(len(first)), 16), "\r\n"...)
+	}
+	if err := c.send(x.head, first, stall); err != nil {
+		return err
+	}
+	buf := x.s.buffers.get(classes[2])
+	defer x.s.buffers.put(buf)
+	x.spent = true
+	limit := int64(x.live.settings.Limits.Body)
+	for {
+		n, readErr := x.rest.Read(buf.b[headroom : len(buf.b)-len("\r\n0\r\n\r\n")])
+		x.rec.bytesIn += int64(n)
+		if x.rec.bytesIn > limit {
+			return &clientError{refuseBodySize}
+		}
+		ended := errors.Is(readErr, io.EOF)
+		if readErr != nil && !ended {
+			return &clientError{x.bodyLost(readErr)}
+		}
+		if ended && !chunked && x.rec.bytesIn < x.declared {
+			return &clientError{x.bodyLost(io.ErrUnexpectedEOF)}
+		}
+		from, to := headroom, headroom+n
+		if chunked {
+			// The held part ends, and what was read becomes a chunk of its own.
+			var line [headroom]byte
+			size := append(line[:0], "\r\n"...)
+			if n > 0 {
+				size = append(strconv.AppendInt(size, int64(n), 16), "\r\n"...)
+			}
+			from -= copy(buf.b[from-len(size):], size)
+			if ended {
+				if n > 0 {
+					to += copy(buf.b[to:], "\r\n")
+				}
+				to += copy(buf.b[to:], "0\r\n\r\n")
+			}
+		}
+		if to > from && (n > 0 || ended) {
+			if c.probe() != probeQuiet {
+				return errEarly
+			}
+			if err := c.send(buf.b[from:to], nil, stall); err != nil {
+				return err
+			}
+		}
+		if ended {
+			x.rest = nil
+			x.s.watcher.begin(x.c)
+			return nil
+		}
+	}
+}

@@ -1,0 +1,449 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"github.com/valyala/fasthttp"
+	"go.uber.org/zap"
+
+	"kvgate/routing"
+)
+
+// exchange is one request and its answer, from the request's head to the last
+// byte that the client takes. It is the response's body stream, and end is the
+// one place where it ends. It is pooled: nothing of it is used behind end.
+type exchange struct {
+	s     *Server
+	live  *live // settings in force when the request came
+	c     *conn
+	ctx   *fasthttp.RequestCtx // while the handler runs
+	route *route
+	rec   record
+
+	fields   []field // of the request's head
+	path     []byte
+	origin   []byte    // path and query, as they are sent on
+	declared int64     // Content-Length, -1 for a chunked body, 0 for none
+	body     held      // the request's body, or the first part of it
+	rest     io.Reader // what of a form was not read yet
+	spent    bool      // some of it was sent on: the request cannot be sent again
+	req      routing.Request
+	lease    *routing.Lease
+	head     []byte // scratch: the request's head as it is sent on
+
+	up      *upConn
+	resp    response
+	answer  body
+	tap     tap
+	from    int // payload in the connection's buffer that the client has not got yet
+	to      int
+	direct  bool // written to the client's connection itself, behind the flushed head
+	chunked bool // the client gets chunks
+	between bool // it broke off between two events
+
+	counted   bool // in the gauges
+	streaming bool // the handler has returned and the body flows
+	whole     bool // the answer was read to its clean end
+	outcome   routing.Outcome
+
+	ids []byte // memory for request ids: never written twice, so ids may outlive the exchange
+}
+
+// Reasons for which an answer breaks off, as metrics and logs name them.
+const (
+	reasonConnect   = "connect"
+	reasonTimeout   = "timeout"
+	reasonReset     = "reset"
+	reasonTruncated = "truncated"
+	reasonMalformed = "malformed"
+	reasonHead      = "header_too_large"
+	reasonRefused   = "refused"
+	reasonEngine    = "error_event"
+	reasonStatus    = "5xx"
+	reasonCanceled  = "canceled"
+	reasonShutdown  = "shutdown"
+	reasonPanic     = "panic"
+	reasonSlow      = "slow_client"
+)
+
+// begin opens the exchange of a request whose head was read.
+func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
+	x, ok := s.exchanges.Get().(*exchange)
+	if !ok {
+		x = &exchange{s: s}
+		x.body.pool = &s.buffers
+	}
+	x.live = s.live.Load()
+	x.c, x.ctx = c, ctx
+	x.route = &unknownRoute
+	x.declared = 0
+	x.rec = record{start: time.Now(), client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
+	x.outcome = routing.Canceled
+	x.counted, x.streaming, x.whole, x.between, x.spent = false, false, false, false, false
+	x.answer = body{}
+	return x
+}
+
+// end closes the exchange. It is called once, on every way a request can take.
+func (x *exchange) end() {
+	s, rec := x.s, &x.rec
+	s.watcher.end(x.c)
+	switch {
+	case x.c.wasCut():
+		rec.err, rec.clientEnd, x.outcome = reasonShutdown, false, routing.Canceled
+		if rec.header.IsZero() {
+			rec.status = fasthttp.StatusServiceUnavailable
+		}
+	case rec.clientEnd:
+		x.outcome = routing.Canceled
+		if rec.err == "" {
+			rec.err = reasonCanceled
+		}
+		if rec.header.IsZero() {
+			rec.status = statusClientLeft
+		}
+	}
+	x.release(x.whole && x.answer.done && x.resp.keep && x.up != nil && x.up.leftover() == 0 && !x.c.wasCut())
+	if l := x.lease; l != nil {
+		u := x.tap.usage
+		if u.output < 0 && x.tap.events > 0 {
+			u.output = x.tap.events // about one token each
+		}
+		l.Usage(u.prompt, u.cached, u.output)
+		l.Done(x.outcome)
+		x.lease = nil
+	}
+	x.body.release()
+	rec.end = time.Now()
+	s.o.Metrics.observe(rec)
+	s.access.write(rec)
+	if x.counted {
+		s.o.Metrics.inFlight(x.route.index, -1)
+		s.inFlight.Add(-1)
+	}
+	x.recycle()
+}
+
+// recycle empties the exchange for its next use.
+func (x *exchange) recycle() {
+	x.c, x.ctx, x.live, x.rest, x.route = nil, nil, nil, nil, nil
+	x.path, x.origin = nil, nil
+	clear(x.fields[:cap(x.fields)])
+	x.fields = x.fields[:0]
+	x.resp.fields = x.resp.fields[:0]
+	x.req.Reset()
+	x.tap.reset(endingNone)
+	x.rec = record{}
+	x.s.exchanges.Put(x)
+}
+
+// statusClientLeft is what logs and metrics show when the client left before it
+// got a status.
+const statusClientLeft = 499
+
+// release gives the replica's connection back, or closes it: an answer that was
+// not read to its end is never drained, as the engine would go on generating.
+func (x *exchange) release(clean bool) {
+	c := x.up
+	if c == nil {
+		return
+	}
+	x.up = nil
+	x.c.detach()
+	if clean {
+		c.pool.put(c)
+		return
+	}
+	if x.answer.done && c.leftover() > 0 {
+		x.s.o.Metrics.upstreamError(c.pool.endpoint, "poisoned")
+	}
+	c.drop()
+}
+
+// start makes the exchange the response's body. The handler returns next.
+func (x *exchange) start(events bool) {
+	ctx := x.ctx
+	size := x.prepare(events)
+	// The head goes out at once, and what follows past fasthttp's buffer, unless
+	// there is a payload that can go out with it.
+	x.direct = x.chunked && x.to == x.from || size > wholeAnswer && x.to-x.from < size
+	ctx.Response.ImmediateHeaderFlush = x.direct
+	ctx.Response.SetBodyStream(x, size)
+}
+
+// prepare turns from the head to the body, whose size it returns, -1 when unknown.
+func (x *exchange) prepare(events bool) int {
+	size := -1
+	if x.resp.kind == bodyLength {
+		size = int(x.resp.length)
+	}
+	x.chunked = size < 0
+	x.answer.reset(x.resp.kind, x.resp.length)
+	x.from, x.to, _ = x.answer.take(x.up) // an error comes again
+	x.up.until, x.up.stall = time.Time{}, x.live.upstream.StreamTimeout
+	x.rec.stream = events
+	x.rec.phase = phaseStream
+	x.streaming = true
+	x.ctx = nil
+	return size
+}
+
+// wholeAnswer is the size up to which a plain answer waits for its body, so that
+// both go out in one write.
+const wholeAnswer = 8 << 10
+
+// advance makes the next payload available as up.buf.b[from:to]; io.EOF behind a
+// whole answer. It is the only place where an answer is read.
+func (x *exchange) advance() error {
+	if x.to > x.from {
+		return x.look() // taken with the head
+	}
+	var err error
+	if x.from, x.to, err = x.answer.next(x.up); err == nil {
+		return x.look()
+	}
+	x.from, x.to = 0, 0
+	if errors.Is(err, io.EOF) {
+		return x.finish()
+	}
+	return x.broke(err)
+}
+
+// look shows the payload to the tap.
+func (x *exchange) look() error {
+	p := x.up.buf.b[x.from:x.to]
+	x.rec.bytesOut += int64(len(p))
+	switch {
+	case x.rec.stream:
+		if x.tap.feed(p) {
+			x.rec.firstTok = time.Now()
+			x.lease.FirstToken()
+		}
+	case x.resp.encoded:
+	case x.tap.line.size == 0 && x.answer.done:
+		begin, end := textParts(p, int64(len(p)))
+		readUsage(begin, &x.tap.usage)
+		readUsage(end, &x.tap.usage)
+	default:
+		x.tap.line.add(p)
+	}
+	return nil
+}
+
+// finish judges an answer whose transport ended cleanly.
+func (x *exchange) finish() error {
+	t := &x.tap
+	x.rec.phase = phaseDone
+	if !x.rec.stream {
+		begin, end := t.line.parts()
+		readUsage(begin, &t.usage)
+		readUsage(end, &t.usage)
+		x.told()
+		return x.complete()
+	}
+	t.finish()
+	x.told()
+	if x.resp.status == fasthttp.StatusOK && x.route.ending != endingNone && !t.ended && !t.errored {
+		x.rec.phase = phaseStream
+		return x.broke(errTruncated)
+	}
+	if t.failed {
+		x.rec.err = reasonEngine
+		x.s.o.Metrics.upstreamError(x.lease.Endpoint, reasonEngine)
+		x.whole, x.outcome = true, routing.Failed
+		return io.EOF
+	}
+	return x.complete()
+}
+
+// told takes over what the answer told of itself.
+func (x *exchange) told() {
+	x.rec.events = x.tap.events
+	x.rec.promptTokens, x.rec.cachedTokens, x.rec.outputTokens = x.tap.usage.prompt, x.tap.usage.cached, x.tap.usage.output
+}
+
+// complete ends a whole answer.
+func (x *exchange) complete() error {
+	x.whole = true
+	switch status := x.resp.status; {
+	case status < 500 || status == fasthttp.StatusNotImplemented:
+		x.outcome = routing.Completed
+	case status == fasthttp.StatusServiceUnavailable:
+		x.outcome = routing.Refused
+	default:
+		x.outcome = routing.Failed
+		x.rec.err = reasonStatus
+		x.s.o.Metrics.upstreamError(x.lease.Endpoint, reasonStatus)
+	}
+	return io.EOF
+}
+
+// broke notes that the replica broke its answer off, or that the client left
+// and the connection was closed under the read.
+func (x *exchange) broke(err error) error {
+	x.between = x.rec.stream && x.chunked && x.tap.boundary()
+	x.tap.finish()
+	x.told()
+	if x.c.left() {
+		x.rec.clientEnd, x.between = true, false
+		return errLeft
+	}
+	x.outcome = routing.Failed
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		x.rec.err = reasonTimeout
+	case errors.Is(err, errTruncated), errors.Is(err, io.ErrUnexpectedEOF):
+		x.rec.err = reasonTruncated
+	case errors.Is(err, errChunk):
+		x.rec.err = reasonMalformed
+	default:
+		x.rec.err = reasonReset
+	}
+	x.s.o.Metrics.upstreamError(x.lease.Endpoint, x.rec.err)
+	return fmt.Errorf("%s: the answer was broken off: %w", x.rec.replica, err)
+}
+
+// SupportsBodyWriteTo tells fasthttp to use WriteTo.
+func (x *exchange) SupportsBodyWriteTo() bool { return true }
+
+// WriteTo sends the answer, one write per read from the replica. Behind an error
+// fasthttp writes no terminator and closes the connection.
+func (x *exchange) WriteTo(w io.Writer) (n int64, err error) {
+	defer x.guard(&err)
+	for {
+		if err := x.advance(); err != nil {
+			if errors.Is(err, io.EOF) {
+				return n, nil
+			}
+			x.sayBroken(w)
+			return n, err
+		}
+		p := x.up.buf.b[x.from:x.to]
+		if err := x.write(w, p); err != nil {
+			x.lost(err)
+			return n, err
+		}
+		n += int64(len(p))
+		x.from, x.to = 0, 0
+	}
+}
+
+// sayBroken writes a last event, the API's own error, when the stream broke off
+// between two events. The transport ends without its terminator all the same.
+func (x *exchange) sayBroken(w io.Writer) {
+	if !x.between {
+		return
+	}
+	message := "the replica broke the stream off"
+	if x.rec.err == reasonTimeout {
+		message = "the replica sent nothing within upstream.stream_timeout"
+	}
+	p := errorEvent(x.route, fasthttp.StatusBadGateway, "upstream_"+x.rec.err, message)
+	if x.direct {
+		w = x.c
+		p = append(strconv.AppendInt(nil, int64(len(p)), 16), "\r\n"+string(p)+"\r\n"...)
+	}
+	_, _ = w.Write(p)
+}
+
+// write sends one payload. In the direct way it is framed where it lies.
+func (x *exchange) write(w io.Writer, p []byte) error {
+	if !x.direct {
+		_, err := w.Write(p)
+		x.direct = x.chunked // that write was flushed
+		return err
+	}
+	from, to := x.from, x.to
+	b := x.up.buf.b
+	if x.chunked {
+		var line [headroom]byte
+		size := append(strconv.AppendUint(line[:0], uint64(len(p)), 16), "\r\n"...)
+		from -= copy(b[from-len(size):], size)
+		to += copy(b[to:], "\r\n")
+	}
+	_, err := x.c.Write(b[from:to])
+	return err
+}
+
+// lost notes that the client took no more.
+func (x *exchange) lost(err error) {
+	x.told()
+	x.rec.clientEnd = true
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		x.rec.err = reasonSlow
+	}
+}
+
+// Read implements io.Reader for whoever does not use WriteTo.
+func (x *exchange) Read(p []byte) (n int, err error) {
+	defer x.guard(&err)
+	if x.to == x.from {
+		if err := x.advance(); err != nil {
+			return 0, err
+		}
+	}
+	n = copy(p, x.up.buf.b[x.from:x.to])
+	x.from += n
+	return n, nil
+}
+
+// Close ends the exchange; fasthttp calls it once, when the answer is out or cannot be.
+func (x *exchange) Close() error {
+	if !x.whole && x.rec.err == "" {
+		x.told()
+		x.rec.clientEnd = true
+	}
+	x.end()
+	return nil
+}
+
+// guard turns a panic into an error of the stream.
+func (x *exchange) guard(err *error) {
+	if p := recover(); p != nil {
+		x.panicked(p)
+		*err = fmt.Errorf("panic: %v", p)
+	}
+}
+
+func (x *exchange) panicked(p any) {
+	x.rec.err, x.outcome, x.whole = reasonPanic, routing.Canceled, false
+	x.s.log.Error("a request panicked", zap.Any("panic", p), zap.String("request_id", x.rec.id), zap.String("route", x.rec.route), zap.ByteString("stack", debug.Stack()))
+}
+
+// newID returns a fresh request id of 32 hexadecimal digits.
+func (x *exchange) newID() string {
+	const digits = "0123456789abcdef"
+	id := x.idSpace(32)
+	hi, lo := rand.Uint64(), rand.Uint64()
+	for i := range 16 {
+		id[i], id[16+i] = digits[hi&15], digits[lo&15]
+		hi, lo = hi>>4, lo>>4
+	}
+	return unsafe.String(&id[0], len(id))
+}
+
+// keepID copies a client's request id.
+func (x *exchange) keepID(id []byte) string {
+	own := x.idSpace(len(id))
+	copy(own, id)
+	return unsafe.String(&own[0], len(own))
+}
+
+// idSpace returns fresh memory. It is cut from a larger piece, so that the
+// common request allocates nothing.
+func (x *exchange) idSpace(n int) []byte {
+	if len(x.ids) < n {
+		x.ids = make([]byte, 4<<10)
+	}
+	id := x.ids[:n:n]
+	x.ids = x.ids[n:]
+	return id
+}
