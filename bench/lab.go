@@ -556,13 +556,16 @@ var labProfiles = []struct{ name, plugins string }{
 	{"llm-d-default", ""}, // needs the cache size: see NamedPolicy
 	{"default-inline", "default"},
 	{"expected-cost", "[{type: expected-cost-scorer}]"},
+	{"expected-cost-uniform", "[{type: expected-cost-scorer, parameters: {drainPriorTokens: 0}}]"},
 }
 
 // PolicyNames returns the names that NamedPolicy knows.
 func PolicyNames() []string {
 	var names []string
 	for _, p := range labProfiles {
-		names = append(names, p.name)
+		if p.name != "expected-cost-uniform" { // for one gate
+			names = append(names, p.name)
+		}
 	}
 	return append(names, "oracle")
 }
