@@ -192,9 +192,7 @@ func demoGateway(ctx context.Context, o demoOptions, servers []*fakevllm.Server,
 	if err != nil {
 		return nil, err
 	}
-	if err := g.start(ctx); err != nil {
-		return nil, err
-	}
+	g.start(ctx)
 	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := g.scraper.WaitFirst(wait); err != nil {

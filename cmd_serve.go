@@ -85,9 +85,7 @@ func serve(ctx context.Context, load func() (*configs.Loaded, error)) error {
 		return err
 	}
 	checkFileLimit(log)
-	if err := g.start(ctx); err != nil {
-		return err
-	}
+	g.start(ctx)
 	systemd := newNotifier(os.Getenv)
 	tell := func(err error) {
 		if err != nil {
@@ -131,7 +129,7 @@ func serve(ctx context.Context, load func() (*configs.Loaded, error)) error {
 func (g *gateway) drain(cancel func(), systemd notifier, signals <-chan os.Signal) error {
 	cancel()
 	_ = systemd.send("STOPPING=1", g.status())
-	g.server.Drain()
+	g.draining.Store(true)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	finished := make(chan struct{})

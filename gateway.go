@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +43,8 @@ type gateway struct {
 
 	reloadMu sync.Mutex
 	settings *configs.Settings
+
+	draining atomic.Bool // not ready any more, whoever asks
 
 	data  net.Listener
 	admin net.Listener
@@ -89,7 +92,7 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 		_ = g.data.Close()
 		return nil, fmt.Errorf("admin_listen %s: %w", s.AdminListen, err)
 	}
-	g.metrics.ConfigReload(true, hashOf(router.Config(), s), time.Now())
+	g.metrics.ConfigReload(true, hashOf(s), time.Now())
 	return g, nil
 }
 
@@ -128,10 +131,8 @@ func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, e
 }
 
 // start begins to scrape and to serve.
-func (g *gateway) start(ctx context.Context) error {
-	if err := g.scraper.Start(ctx); err != nil {
-		return err
-	}
+func (g *gateway) start(ctx context.Context) {
+	g.scraper.Start(ctx)
 	if g.admin != nil {
 		g.adminServer = &http.Server{Handler: g.adminHandler(), ReadHeaderTimeout: 10 * time.Second}
 		g.serving.Go(func() {
@@ -145,12 +146,11 @@ func (g *gateway) start(ctx context.Context) error {
 			g.failed <- fmt.Errorf("data listener: %w", err)
 		}
 	})
-	return nil
 }
 
 func (g *gateway) adminHandler() http.Handler {
 	return proxy.NewAdmin(proxy.AdminOptions{
-		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.server.Ready,
+		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.ready,
 		Replicas: g.scraper, PProf: g.settings.Admin.PProf, Version: version(), Log: g.log, Level: &g.level,
 		ExplainAPI: proxy.RouteAPI,
 	})
@@ -192,32 +192,29 @@ func (g *gateway) reload() (err error) {
 		g.level.SetLevel(l.Level())
 	}
 	g.settings = s
-	hash = hashOf(router.Config(), s)
+	hash = hashOf(s)
 	g.log.Info("configuration reloaded", zap.String("hash", hash))
 	return nil
 }
 
 // hashOf names a configuration, so that several gateways can be compared.
-func hashOf(c *configs.Scheduling, s *configs.Settings) string {
+func hashOf(s *configs.Settings) string {
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%+v", *s)
-	for _, p := range c.Plugins {
-		_, _ = fmt.Fprintf(h, "%s %s %s\n", p.Name, p.Type, p.Parameters)
-	}
-	for _, p := range c.Profiles {
-		for _, x := range p.Plugins {
-			weight := 1.0
-			if x.Weight != nil {
-				weight = *x.Weight
-			}
-			_, _ = fmt.Fprintf(h, "%s %s %v\n", p.Name, x.Ref, weight)
-		}
+	for _, file := range []string{s.Scheduling, s.Endpoints} {
+		data, _ := os.ReadFile(file) // "" is no file; one that has just gone is empty too
+		_, _ = h.Write(data)
 	}
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
+var errDraining = errors.New("draining")
+
 // ready says why the gateway should get no traffic, nil when it should.
 func (g *gateway) ready() error {
+	if g.draining.Load() {
+		return errDraining
+	}
 	for _, e := range g.fleet.Endpoints() {
 		if g.fleet.State(e) == routing.Ready {
 			return nil
