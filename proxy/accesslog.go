@@ -65,7 +65,7 @@ func (l *accessLog) write(r *record) {
 	text("replica", r.replica)
 	f = append(f, zap.Int("status", r.status))
 	span("dur_ms", r.start, r.end)
-	span("ttft_ms", r.start, r.firstTok)
+	span("ttft_ms", r.start, firstContent(r))
 	span("read_ms", r.start, r.parsed)
 	span("route_ms", r.parsed, r.routed)
 	span("connect_ms", r.routed, r.sent)

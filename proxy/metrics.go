@@ -16,7 +16,7 @@ import (
 // Labels that stand for what has no bounded name of its own.
 const (
 	otherLabel = "other" // a route, model, status or reason outside the known set
-	noModel    = "none"  // the request was never read as far as a model
+	noModel    = "none"  // no model that some replica lists
 )
 
 // maxModels bounds the models with series of their own; maxModelName their names in bytes.
@@ -37,11 +37,13 @@ var (
 
 // The values of the labels that are fixed. A series of each exists from the start.
 var (
-	upstreamReasons = [...]string{"connect", "timeout", "reset", "truncated", "poisoned", "5xx", otherLabel}
-	codeClasses     = [...]string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} // none: no answer came
-	retryKinds      = [...]string{"reroute", "resend"}
-	abortBy         = [...]string{"client", "gateway", "shutdown"}
-	overheadStages  = [...]string{"read", "route", "connect"}
+	upstreamReasons = [...]string{
+		reasonConnect, reasonTimeout, reasonReset, reasonTruncated, reasonMalformed, reasonHead, reasonRefused, reasonEngine, reasonStatus, "poisoned", otherLabel,
+	}
+	codeClasses    = [...]string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} // none: no answer came
+	retryKinds     = [...]string{"reroute", "resend"}
+	abortBy        = [...]string{"client", "gateway", "shutdown"}
+	overheadStages = [...]string{"read", "route", "connect"}
 )
 
 // Metrics are the process's own series (docs/metrics.md lists them). What
@@ -223,18 +225,18 @@ func (m *Metrics) observe(r *record) {
 			m.overhead[i].Observe(span[1].Sub(span[0]).Seconds())
 		}
 	}
-	if !r.firstTok.IsZero() {
+	if first := firstContent(r); !first.IsZero() {
 		kind := 0
 		if r.stream {
 			kind = 1
 		}
-		model.firstTok[kind].Observe(r.firstTok.Sub(r.start).Seconds())
+		model.firstTok[kind].Observe(first.Sub(r.start).Seconds())
 		steps := r.outputTokens - 1
 		if r.outputTokens < 0 {
 			steps = r.events - 1
 		}
 		if r.stream && steps > 0 && r.err == "" && !r.clientEnd {
-			model.perTok.Observe(r.end.Sub(r.firstTok).Seconds() / float64(steps))
+			model.perTok.Observe(r.end.Sub(first).Seconds() / float64(steps))
 		}
 	}
 	m.tokens(model, r)
@@ -253,6 +255,15 @@ func (m *Metrics) observe(r *record) {
 		}
 	}
 	replica.classes[class].Inc()
+}
+
+// firstContent returns when the first generated content came, zero when none
+// did. An engine sends the head of a plain answer together with its text.
+func firstContent(r *record) time.Time {
+	if !r.stream && r.outputTokens > 0 {
+		return r.header
+	}
+	return r.firstTok
 }
 
 // tokens counts what was predicted of the prompt and what the answer told of it.
@@ -288,16 +299,16 @@ func abortIndex(r *record) int {
 	switch {
 	case r.clientEnd:
 		return 0
-	case r.err == "shutdown":
+	case r.err == reasonShutdown:
 		return 2
-	case r.err == "canceled" || r.err == "panic":
+	case r.err == reasonCanceled || r.err == reasonPanic:
 		return 1
 	}
 	return -1
 }
 
-// upstreamError counts an attempt that a replica failed. Reasons: connect,
-// timeout, reset, truncated, poisoned, 5xx; everything else is "other".
+// upstreamError counts an attempt that a replica failed. A reason that is not
+// among upstreamReasons is "other".
 func (m *Metrics) upstreamError(e *routing.Endpoint, reason string) {
 	i := slices.Index(upstreamReasons[:], reason)
 	if i < 0 {

@@ -164,8 +164,15 @@ func TestMetricsObserveParts(t *testing.T) {
 		`kvgate_cached_prompt_tokens_total{model="m"}`: 0, `kvgate_cache_reported_prompt_tokens_total{model="m"}`: 100,
 	})
 	f(t, func(r *record) { r.outputTokens = 1 }, map[string]float64{`kvgate_time_per_output_token_seconds_count{model="m"}`: 0})
-	f(t, func(r *record) { r.stream = false }, map[string]float64{
-		`kvgate_time_to_first_token_seconds_count{model="m",streaming="false"}`: 1, `kvgate_time_per_output_token_seconds_count{model="m"}`: 0,
+	// A plain answer comes all at once; one without tokens (embeddings) has no first one.
+	plain := func(r *record) { r.stream, r.firstTok, r.events = false, time.Time{}, 0 }
+	f(t, plain, map[string]float64{
+		`kvgate_time_to_first_token_seconds_sum{model="m",streaming="false"}`:  0.015,
+		`kvgate_time_to_first_token_seconds_count{model="m",streaming="true"}`: 0,
+		`kvgate_time_per_output_token_seconds_count{model="m"}`:                0,
+	})
+	f(t, func(r *record) { plain(r); r.outputTokens = -1 }, map[string]float64{
+		`kvgate_time_to_first_token_seconds_count{model="m",streaming="false"}`: 0,
 	})
 	f(t, func(r *record) { r.totalBlocks, r.matchBlocks = 0, 0 }, map[string]float64{
 		`kvgate_prefix_match_ratio_count{model="m"}`: 0, `kvgate_pick_total{model="m",reason="prefix_hit"}`: 1,
@@ -210,10 +217,11 @@ func TestMetricsObserveParts(t *testing.T) {
 func TestMetricsEvents(t *testing.T) {
 	b := newMetricsBench(t, "a")
 	e := b.fleet.Endpoints()[0]
-	for _, reason := range []string{"connect", "timeout", "reset", "truncated", "poisoned", "5xx", "gremlins"} {
+	reasons := []string{"connect", "timeout", "reset", "truncated", "poisoned", "5xx", "malformed", "header_too_large", "refused", "error_event"}
+	for _, reason := range append(reasons, "gremlins") {
 		b.upstreamError(e, reason)
 	}
-	for _, reason := range []string{"connect", "timeout", "reset", "truncated", "poisoned", "5xx", "other"} {
+	for _, reason := range append(reasons, "other") {
 		b.want(t, `kvgate_upstream_errors_total{reason="`+reason+`",replica="a"}`, 1)
 	}
 	b.retry("reroute")
