@@ -147,25 +147,17 @@ func (c *conn) produce(a *answer, d dialect) error {
 	case c.s.opt.Instant:
 		for _, ch := range a.choices {
 			ch.seed = uint64(ch.index)
-			ch.started.Store(true)
-			ch.tokens.Store(int64(ch.want))
-			ch.done.Store(true)
+			ch.state.Store(int64(ch.want)<<2 | 3)
 		}
 	default:
 		if err := c.s.submit(a.choices, a.salt); err != nil {
 			return c.refuse(badRequest("", "%s", err))
 		}
 	}
-	var err error
 	if a.stream {
-		err = c.streamed(a, d)
-	} else {
-		err = c.plain(a, d)
+		return c.streamed(a, d)
 	}
-	if err == nil && (c.f.Chunks > 0 || c.s.opt.Instant) {
-		c.s.outside(a)
-	}
-	return err
+	return c.plain(a, d)
 }
 
 // breakOff does what Faults.Break says. It returns nil when the answer goes on.
@@ -213,9 +205,8 @@ func (c *conn) advance(a *answer) error {
 			return err
 		}
 		for _, ch := range a.choices {
-			n := ch.tokens.Add(1)
-			ch.started.Store(true)
-			ch.done.Store(n >= int64(ch.want))
+			n := ch.tokens() + 1
+			ch.put(n, n >= ch.want)
 		}
 		if c.s.draining.Load() {
 			return c.halting()
@@ -248,7 +239,7 @@ func (c *conn) halting() error {
 // done says whether nothing new will come.
 func (a *answer) done() bool {
 	for _, ch := range a.choices {
-		if !ch.done.Load() {
+		if !ch.done() {
 			return false
 		}
 	}
@@ -262,6 +253,7 @@ func (c *conn) plain(a *answer, d dialect) error {
 			return err
 		}
 	}
+	c.s.outside(a)
 	body := d.full(a)
 	kind := contentJSON
 	if body[0] != '{' {
@@ -317,8 +309,8 @@ func (c *conn) streamed(a *answer, d dialect) error {
 		}
 		open := false
 		for _, ch := range a.choices {
-			last := ch.done.Load() // before the count, which does not change behind it
-			n := int(ch.tokens.Load())
+			state := ch.state.Load()
+			n, last := int(state>>2), state&1 != 0
 			if ch.closed || n == ch.sent && !last {
 				open = open || !ch.closed
 				continue
@@ -334,6 +326,7 @@ func (c *conn) streamed(a *answer, d dialect) error {
 			break
 		}
 	}
+	c.s.outside(a)
 	d.end(a, st)
 	return st.close()
 }
@@ -364,7 +357,7 @@ func (a *answer) text(dst []byte, ch *choice, from, n int) []byte {
 // completionTokens counts what was generated.
 func (a *answer) completionTokens() (n int) {
 	for _, ch := range a.choices {
-		n += int(ch.tokens.Load())
+		n += ch.tokens()
 	}
 	return n
 }
@@ -373,7 +366,7 @@ func (a *answer) completionTokens() (n int) {
 // choice as vLLM has it, and those that are in the cache now because of it.
 func (a *answer) cached() (cached, created int) {
 	ch := a.choices[0]
-	if !ch.started.Load() {
+	if !ch.started() {
 		return 0, 0
 	}
 	return ch.cached, ch.created

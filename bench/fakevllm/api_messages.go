@@ -120,7 +120,7 @@ func (messagesDialect) full(a *answer) []byte {
 	c := a.choices[0]
 	b := append(append([]byte(nil), `{"id":"`...), a.id...)
 	b = append(b, `","type":"message","role":"assistant","content":[{"type":"text","text":"`...)
-	b = a.text(b, c, 0, int(c.tokens.Load()))
+	b = a.text(b, c, 0, c.tokens())
 	b = appendString(append(b, `"}],"model":`...), a.model)
 	b = append(append(append(b, `,"stop_reason":`...), c.stopReason()...), `,"usage":`...)
 	return append(a.anthropicUsage(b), '}')

@@ -265,7 +265,7 @@ func (chatDialect) full(a *answer) []byte {
 			b = append(b, ',')
 		}
 		b = appendInt(append(b, `{"index":`...), c.index)
-		b = a.text(append(b, `,"message":{"role":"assistant","content":"`...), c, 0, int(c.tokens.Load()))
+		b = a.text(append(b, `,"message":{"role":"assistant","content":"`...), c, 0, c.tokens())
 		b = append(b, `","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":`...)
 		b = append(c.appendFinish(b, true), `,"token_ids":null,"routed_experts":null}`...)
 	}
@@ -313,7 +313,7 @@ func (textDialect) full(a *answer) []byte {
 		}
 		b = appendInt(append(b, `{"index":`...), c.index)
 		b = a.echoed(append(b, `,"text":"`...), c, 0)
-		b = a.text(b, c, 0, int(c.tokens.Load()))
+		b = a.text(b, c, 0, c.tokens())
 		b = append(c.appendFinish(append(b, `","logprobs":null,"finish_reason":`...), true),
 			`,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}

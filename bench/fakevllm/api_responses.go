@@ -159,6 +159,6 @@ func (responsesDialect) end(a *answer, st *stream) {
 
 func (responsesDialect) full(a *answer) []byte {
 	c := a.choices[0]
-	c.sent = int(c.tokens.Load())
+	c.sent = c.tokens()
 	return a.response(nil, true)
 }

@@ -244,7 +244,7 @@ func (generateDialect) full(a *answer) []byte {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = a.tokens(b, c, 0, int(c.tokens.Load()), true)
+		b = a.tokens(b, c, 0, c.tokens(), true)
 	}
 	return append(b, "]}"...)
 }
@@ -406,7 +406,7 @@ func (audioDialect) end(a *answer, st *stream) { a.endOpenAI(st, "transcription.
 
 func (d audioDialect) full(a *answer) []byte {
 	c := a.choices[0]
-	text := a.text(nil, c, 0, int(c.tokens.Load()))
+	text := a.text(nil, c, 0, c.tokens())
 	switch d.format {
 	case "text":
 		return append(text, '\n')

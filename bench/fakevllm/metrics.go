@@ -83,14 +83,17 @@ func (p *pageStats) finished(reason string, after time.Duration, output int) {
 	}
 }
 
-// outside counts an answer that the engine had no part in.
+// outside counts an answer if the engine had no part in it.
 func (s *Server) outside(a *answer) {
+	if a.choices[0].id != 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.metrics.prompt += int64(a.promptTokens)
 	for _, c := range a.choices {
-		s.metrics.output += c.tokens.Load()
-		s.metrics.finished(c.finish, 0, int(c.tokens.Load()))
+		s.metrics.output += int64(c.tokens())
+		s.metrics.finished(c.finish, 0, c.tokens())
 	}
 }
 

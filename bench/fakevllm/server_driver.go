@@ -18,17 +18,29 @@ type choice struct {
 
 	id       ID
 	added    time.Time
-	first    time.Time
-	cached   int // prompt tokens found in the cache, valid once started
-	created  int // prompt tokens that are in the cache now
-	started  atomic.Bool
-	tokens   atomic.Int64
-	done     atomic.Bool
+	cached   int           // prompt tokens found in the cache, valid once started
+	created  int           // prompt tokens that are in the cache now
+	ending   bool          // the step brought the last token; the driver's own
+	state    atomic.Int64  // tokens * 4 + started * 2 + done, in one so that the last token and the end are seen together
 	progress chan struct{} // of the request, capacity 1
 
 	sent   int  // tokens written; the handler's own
 	closed bool // the end is written
 }
+
+// put publishes the number of tokens and whether they are all.
+func (c *choice) put(tokens int, done bool) {
+	state := int64(tokens)<<2 | 2
+	if done {
+		state |= 1
+	}
+	c.state.Store(state)
+	c.notify()
+}
+
+func (c *choice) tokens() int   { return int(c.state.Load() >> 2) }
+func (c *choice) started() bool { return c.state.Load()&2 != 0 }
+func (c *choice) done() bool    { return c.state.Load()&1 != 0 }
 
 func (c *choice) notify() {
 	select {
@@ -67,17 +79,17 @@ func (s *Server) submit(choices []*choice, salt string) error {
 func (s *Server) abort(choices []*choice) int {
 	n := 0
 	for _, c := range choices {
-		if c.id == 0 || c.done.Load() {
+		if c.id == 0 || c.done() {
 			continue
 		}
 		n++
 		s.engine.Abort(c.id)
 		s.calls[c.id.Slot()] = nil
-		if !c.started.Load() {
+		if !c.started() {
 			s.count.awaiting.Add(-1)
 		}
 		c.finish = "abort"
-		c.done.Store(true)
+		c.state.Store(c.state.Load() | 1)
 		c.notify()
 	}
 	s.rouse()
@@ -151,32 +163,28 @@ func (s *Server) finish() {
 	r := s.engine.End()
 	now := time.Now()
 	s.metrics.step(r.Tokens, now, len(s.decoding))
+	for _, id := range r.Finished {
+		c := s.calls[id.Slot()]
+		c.ending = true
+		s.metrics.finished(c.finish, now.Sub(c.added), c.want)
+	}
 	live := s.decoding[:0]
 	for _, c := range s.decoding {
-		if !c.done.Load() {
-			c.tokens.Add(1)
-			c.notify()
+		if !c.done() {
+			c.put(c.tokens()+1, c.ending)
 			live = append(live, c)
 		}
 	}
 	for _, f := range r.First {
 		c := s.calls[f.ID.Slot()]
-		c.cached, c.created, c.first = f.Cached, f.Created, now
-		if c.want > 0 {
-			c.tokens.Store(1)
-		}
-		c.started.Store(true)
-		c.notify()
+		c.cached, c.created = f.Cached, f.Created
+		c.put(min(1, c.want), c.ending)
 		s.count.awaiting.Add(-1)
 		s.metrics.firstToken(now.Sub(c.added), len(c.prompt))
 		live = append(live, c)
 	}
 	for _, id := range r.Finished {
-		c := s.calls[id.Slot()]
 		s.calls[id.Slot()] = nil
-		s.metrics.finished(c.finish, now.Sub(c.added), c.want)
-		c.done.Store(true)
-		c.notify()
 	}
 	clear(s.decoding[min(len(live), len(s.decoding)):])
 	s.decoding = live
