@@ -29,6 +29,7 @@ type demoOptions struct {
 	adminListen string
 	replicas    int
 	concurrency int
+	count       int
 }
 
 func newDemoCommand() *cobra.Command {
@@ -52,6 +53,7 @@ func newDemoCommand() *cobra.Command {
 	f.StringVar(&o.adminListen, "admin-listen", "127.0.0.1:9090", "admin listener of the gateway")
 	f.IntVar(&o.replicas, "replicas", 4, "simulated replicas")
 	f.IntVar(&o.concurrency, "concurrency", 12, "conversations at once")
+	f.IntVar(&o.count, "conversations", 0, "conversations to replay (0: all)")
 	outputFlag(cmd, &o.output)
 	return cmd
 }
@@ -91,6 +93,9 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	conversations, err := bench.Conversations()
 	if err != nil {
 		return err
+	}
+	if o.count > 0 && o.count < len(conversations) {
+		conversations = conversations[:o.count]
 	}
 	replay := func(name string, targets ...string) (*bench.ReplayReport, error) {
 		progress, done := progressLine(stderr, name)
