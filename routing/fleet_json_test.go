@@ -264,3 +264,36 @@ func TestFleetSnapshotUnmarshalKeepsOldOnError(t *testing.T) {
 		t.Errorf("got %v and %v, want an error about x and the old value", err, s.Replicas)
 	}
 }
+
+// What can be built prints something that can be built again and prints the same.
+func FuzzFleetSnapshot(f *testing.F) {
+	f.Add([]byte(snapshotJSON))
+	f.Add([]byte(`{"replicas":[{"name":"A","waiting":4,"kv_usage":0.7,"match":5},{"name":"x/A","state":"down","models":["m","m"]}]}`))
+	f.Add([]byte(`{"time":"0000-01-01T00:00:00Z","replicas":[{"name":"a","age_s":4e9,"state":"draining"},{"name":"default/a","state":"draining"}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := newTestClock()
+		show := func(data []byte) ([]byte, error) {
+			var s FleetSnapshot
+			if err := json.Unmarshal(data, &s); err != nil {
+				return nil, err
+			}
+			fleet, err := s.Build(c.now, zap.NewNop())
+			if err != nil {
+				return nil, err
+			}
+			out, err := json.Marshal(fleet.Snapshot())
+			if err != nil {
+				t.Fatalf("Marshal: got %v, want no error", err)
+			}
+			return out, nil
+		}
+		first, err := show(data)
+		if err != nil {
+			return
+		}
+		second, err := show(first)
+		if err != nil || string(second) != string(first) {
+			t.Errorf("again: got %s and error %v, want %s", second, err, first)
+		}
+	})
+}
