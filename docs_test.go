@@ -13,9 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"go.uber.org/zap"
 
 	"kvgate/configs"
+	"kvgate/proxy"
+	"kvgate/routing"
+	"kvgate/scrape"
 )
 
 func readDoc(t *testing.T, file string) string {
@@ -172,7 +177,10 @@ func TestDocsCommands(t *testing.T) {
 func shLines(page string) []string {
 	var lines []string
 	for _, block := range docBlocks(page, "sh") {
-		lines = append(lines, strings.Split(block, "\n")...)
+		for line := range strings.Lines(block) {
+			line, _, _ = strings.Cut(line, " #")
+			lines = append(lines, strings.TrimSpace(line))
+		}
 	}
 	return lines
 }
@@ -184,6 +192,51 @@ func codeSpans(page string) []string {
 		spans = append(spans, m[1])
 	}
 	return spans
+}
+
+// TestDocsMetrics checks that every series which the docs name is registered.
+func TestDocsMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	fleet := routing.NewFleet(time.Now, time.Second, zap.NewNop())
+	proxy.NewMetrics(registry, fleet, proxy.RouteTemplates())
+	settings := configs.DefaultSettings()
+	if _, err := scrape.NewManager(scrape.Options{Fleet: fleet, Settings: &settings, Plan: &scrape.Plan{}, Log: zap.NewNop(), Registry: registry}); err != nil {
+		t.Fatal(err)
+	}
+	var router routing.Current
+	proxy.NewAdmin(proxy.AdminOptions{Fleet: fleet, Router: &router, Registry: registry, Log: zap.NewNop(), ExplainAPI: proxy.RouteAPI})
+	var known []string
+	descs := make(chan *prometheus.Desc)
+	go func() {
+		registry.Describe(descs)
+		close(descs)
+	}()
+	for d := range descs {
+		known = append(known, regexp.MustCompile(`fqName: "([^"]*)"`).FindStringSubmatch(d.String())[1])
+	}
+	seen := 0
+	for _, file := range docFiles(t) {
+		for _, name := range regexp.MustCompile(`\bkvgate_[a-z0-9_]+`).FindAllString(readDoc(t, file), -1) {
+			seen++
+			base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(name, "")
+			if !slices.Contains(known, name) && !slices.Contains(known, base) {
+				t.Errorf("%s: got %s, want one of %q", file, name, known)
+			}
+		}
+	}
+	if seen < 10 {
+		t.Errorf("got %d series in the docs, want at least 10: the pattern misses them", seen)
+	}
+}
+
+// TestDocsPaths checks that docs/configuration.md names every route.
+func TestDocsPaths(t *testing.T) {
+	page := readDoc(t, "docs/configuration.md")
+	for _, route := range proxy.RouteTemplates() {
+		if !strings.Contains(page, "`"+route+"`") && route != "passthrough" {
+			t.Errorf("docs/configuration.md: got no `%s`, want every route named", route)
+		}
+	}
 }
 
 // TestDocsUnit checks that systemd waits longer for the end than kvgate drains.
