@@ -418,7 +418,8 @@ func (p *planner) extractor(source *configs.DataSource) {
 		p.report(at.At("defaultEngine"), configs.Suggest(in.DefaultEngine, "known engines", names), "unknown engine %q", in.DefaultEngine)
 		return
 	}
-	p.plan.engines = append([]*engine{own[first]}, slices.Delete(own, first, first+1)...)
+	chosen := own[first] // before Delete moves the others into its place
+	p.plan.engines = append([]*engine{chosen}, slices.Delete(own, first, first+1)...)
 }
 
 // engine compiles one of engineConfigs, nil when something is wrong with it.
