@@ -109,10 +109,7 @@ func explainSaved(body []byte, path, fleetFile, scheduling string) (*routing.Exp
 		if replica.Match == nil || *replica.Match == 0 {
 			continue
 		}
-		for _, e := range fleet.Endpoints() {
-			if e.DisplayName() != replica.Name {
-				continue
-			}
+		if e := fleet.Find(replica.Name); e != nil {
 			if err := router.Seed(req, e, *replica.Match); err != nil {
 				return nil, fmt.Errorf("%s: replicas[%d]: %w", fleetFile, i, err)
 			}

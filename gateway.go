@@ -152,8 +152,16 @@ func (g *gateway) adminHandler() http.Handler {
 	return proxy.NewAdmin(proxy.AdminOptions{
 		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.ready,
 		Replicas: g.scraper, PProf: g.settings.Admin.PProf, Version: version(), Log: g.log, Level: &g.level,
-		ExplainAPI: proxy.RouteAPI,
+		ExplainAPI: proxy.RouteAPI, MaxBody: int64(g.settings.Limits.Body), Hosts: adminHosts(g.settings.AdminListen),
 	})
+}
+
+// adminHosts returns the name under which the admin listener may be asked besides the local ones.
+func adminHosts(listen string) []string {
+	if host, _, err := net.SplitHostPort(listen); err == nil && host != "" {
+		return []string{host}
+	}
+	return nil
 }
 
 // reload puts the configuration's files in force, all or nothing: on an error
