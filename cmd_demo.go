@@ -155,7 +155,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 		return nil
 	}
 	_, _ = fmt.Fprintf(stdout, "\nThe gateway stays up until you press Ctrl-C. Try:\n\n"+
-		"  curl %s/v1/chat/completions -d '{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n"+
+		"  curl %s/v1/chat/completions -H 'Content-Type: application/json' -d '{\"model\":\"%s\",\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'\n"+
 		"  curl %s/debug/fleet\n", g.dataURL(), demoModel, adminURL(g))
 	select {
 	case <-ctx.Done():
