@@ -76,8 +76,6 @@ func (c *conn) newAnswer(prefix, model, salt string, prompts [][]uint32, p sampl
 func (s *Server) length(p sampling, prompt int) (int, string, error) {
 	most := s.opt.MaxModelLen - prompt
 	switch {
-	case p.max < 0:
-		return 0, "", badRequest("max_tokens", "max_tokens must be at least 1, got %d. (parameter=max_tokens, value=%d)", p.max, p.max)
 	case most < 1:
 		return 0, "", badRequest("input_tokens", "This model's maximum context length is %d tokens, and the prompt has %d. (parameter=input_tokens, value=%d)", s.opt.MaxModelLen, prompt, prompt)
 	case p.max > most:
@@ -124,6 +122,17 @@ func (c *conn) run(a *answer, d dialect) error {
 }
 
 func (c *conn) produce(a *answer, d dialect) error {
+	for _, f := range []struct {
+		name string
+		on   bool
+	}{
+		{"crlf", a.stream && c.f.CRLF}, {"comments", a.stream && c.f.Comments}, {"event_delay", a.stream && c.f.EventDelay > 0},
+		{"emoji", c.f.Emoji}, {"headers", c.f.HeaderBytes > 0 || len(c.f.Headers) > 0}, {"read_rate", c.f.ReadRate > 0},
+	} {
+		if f.on {
+			c.s.fault(f.name)
+		}
+	}
 	if c.f.Delay > 0 {
 		c.s.fault("delay")
 		if err := c.pause(time.Duration(c.f.Delay)); err != nil {

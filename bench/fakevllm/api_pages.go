@@ -79,15 +79,11 @@ func (c *conn) showMetrics() error {
 
 func (c *conn) serverInfo() error {
 	o := &c.s.opt
-	doc, err := json.Marshal(map[string]any{
+	return c.document(map[string]any{
 		"vllm_config": fmt.Sprintf("model='%s', max_seq_len=%d, block_size=%d, num_gpu_blocks=%d", o.Models[0], o.MaxModelLen, o.Engine.BlockTokens, o.Engine.Blocks),
 		"vllm_env":    map[string]string{}, "system_env": map[string]string{"vllm_version": "0.32.0"},
 		"model_path": o.Models[0], "served_model_name": o.Models[0], "max_num_seqs": o.Engine.MaxSeqs, "engine": o.Engine,
 	})
-	if err != nil {
-		return c.refuse(err)
-	}
-	return c.reply(200, contentJSON, doc)
 }
 
 func (c *conn) resetPrefixCache() error {
@@ -97,13 +93,7 @@ func (c *conn) resetPrefixCache() error {
 	return c.json(200, `{"success":`+strconv.FormatBool(done)+`}`)
 }
 
-func (c *conn) showStats() error {
-	doc, err := json.Marshal(c.s.Stats())
-	if err != nil {
-		return c.refuse(err)
-	}
-	return c.reply(200, contentJSON, doc)
-}
+func (c *conn) showStats() error { return c.document(c.s.Stats()) }
 
 // switchFaults shows the faults, after a POST those that it set.
 func (c *conn) switchFaults() error {
@@ -116,7 +106,12 @@ func (c *conn) switchFaults() error {
 			return c.refuse(err)
 		}
 	}
-	doc, err := json.Marshal(c.s.Faults())
+	return c.document(c.s.Faults())
+}
+
+// document answers with a value as JSON.
+func (c *conn) document(v any) error {
+	doc, err := json.Marshal(v)
 	if err != nil {
 		return c.refuse(err)
 	}

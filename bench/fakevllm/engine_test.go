@@ -245,8 +245,33 @@ func TestEngineAbort(t *testing.T) {
 		"12ms 8 | 1 0 5", "idle")
 	f("between steps while it decodes", "add A 8 9; add B 8 9; step; step; abort A; step; step; abort B; step", 4,
 		"12ms 8 first=A(0,0) | 1 1 5", "12.9ms 8 | 2 0 10", "12ms 1 first=B(0,0) | 1 0 5", "12.9ms 1 | 1 0 5", "idle")
+	f("an unknown one", "abort A; add A 1 1; step", 1, "12ms 1 first=A(0,0) done=A | 0 0 0")
 	f("when it has ended", "add A 8 1; step; add B 8 1; abort A; step", 2,
 		"12ms 8 first=A(0,0) done=A | 0 0 0", "12ms 8 first=B(0,0) done=B | 0 0 0")
+}
+
+// TestEngineQueue has thousands come and go behind a head that does not fit.
+func TestEngineQueue(t *testing.T) {
+	e := NewEngine(testModel())
+	script(t, e, "add A 8 30; add B 4 28; step; step")
+	for range 5000 {
+		id, err := e.Add(Sequence{PromptTokens: 1, OutputTokens: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Abort(id)
+	}
+	if n := len(e.waiting); n > 1100 {
+		t.Errorf("queue: got %d entries for one live sequence", n)
+	}
+	for range 100 {
+		if _, ok := e.Begin(); ok {
+			e.End()
+		}
+	}
+	if s := e.Stats(); s.GenerationTokens != 58 || s.Running != 0 {
+		t.Errorf("got %+v, want both sequences done", s)
+	}
 }
 
 func TestEngineStatsLag(t *testing.T) {

@@ -331,6 +331,11 @@ func TestFaultBytes(t *testing.T) {
 	f := func(name string, faults Faults, check func(resp *http.Response, body string) string) {
 		t.Helper()
 		s := start(t, Options{Faults: faults})
+		defer func() {
+			if struck(s, name) == 0 {
+				t.Errorf("%s: got %v, want it counted", name, s.Stats().Faults)
+			}
+		}()
 		resp := ask(t, dial(t, s), "POST", chatPath, streamBody)
 		body, err := io.ReadAll(resp.Body)
 		if err != nil {
@@ -352,7 +357,7 @@ func TestFaultBytes(t *testing.T) {
 		}
 		return ""
 	})
-	f("comments with crlf", Faults{Comments: true, CRLF: true}, func(_ *http.Response, body string) string {
+	f("comments", Faults{Comments: true, CRLF: true}, func(_ *http.Response, body string) string {
 		if !strings.HasPrefix(body, ": ping\r\n\r\ndata: ") {
 			return "another start"
 		}
@@ -371,13 +376,13 @@ func TestFaultBytes(t *testing.T) {
 		}
 		return ""
 	})
-	f("header bytes", Faults{HeaderBytes: 12_000, Headers: []string{"connection: x-bar", "x-bar: 1", "set-cookie: a=1", "set-cookie: b=2"}}, func(resp *http.Response, _ string) string {
+	f("headers", Faults{HeaderBytes: 12_000, Headers: []string{"connection: x-bar", "x-bar: 1", "set-cookie: a=1", "set-cookie: b=2"}}, func(resp *http.Response, _ string) string {
 		if len(resp.Header.Get("x-fill")) != 12_000 || resp.Header.Get("x-bar") != "1" || len(resp.Header["Set-Cookie"]) != 2 {
 			return fmt.Sprint(resp.Header)
 		}
 		return ""
 	})
-	f("event delay", Faults{EventDelay: Duration(time.Millisecond)}, func(_ *http.Response, body string) string {
+	f("event_delay", Faults{EventDelay: Duration(time.Millisecond)}, func(_ *http.Response, body string) string {
 		if events(body)[len(events(body))-1].data != "[DONE]" {
 			return "no end"
 		}
@@ -418,8 +423,8 @@ func TestFaultBytes(t *testing.T) {
 	if n, err := (reader{newConn(s, w, w)}).Read(make([]byte, 20_000)); n != 10_000 || err != nil {
 		t.Errorf("read rate: got %d, %v, want 10000 bytes", n, err)
 	}
-	if status, _ := call(t, s, "POST", chatPath, plainBody); status != 200 {
-		t.Errorf("read rate: got %d, want 200", status)
+	if status, _ := call(t, s, "POST", chatPath, plainBody); status != 200 || struck(s, "read_rate") != 1 {
+		t.Errorf("read rate: got %d, struck %d, want 200, 1", status, struck(s, "read_rate"))
 	}
 }
 

@@ -121,11 +121,6 @@ func (p *page) sample(name, labels string, v float64) {
 	p.b = append(appendNumber(p.b, v), '\n')
 }
 
-func (p *page) gauge(name string, v float64) {
-	p.family(name, "gauge")
-	p.sample(name, p.labels, v)
-}
-
 func (p *page) counter(name string, v float64) {
 	p.family(name, "counter")
 	p.sample(name, p.labels, v)

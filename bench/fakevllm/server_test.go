@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,8 +14,11 @@ import (
 	"mime/multipart"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -228,7 +233,10 @@ func TestEndpoints(t *testing.T) {
 		"status=completed", "incomplete_details=<nil>", "usage.output_tokens=5")
 	f("POST", "/v1/messages", `{"max_tokens":3,"messages":[{"role":"user","content":"Hello"}]}`, 200,
 		"type=message", "role=assistant", "content.0.type=text", "stop_reason=max_tokens", "usage.input_tokens=5", "usage.output_tokens=3", "usage.cache_read_input_tokens=0")
+	f("POST", "/v1/messages", `{"max_tokens":30,"messages":[{"role":"user","content":"Hello"}]}`, 200, "stop_reason=end_turn", "usage.output_tokens=5")
 	f("POST", "/v1/messages/count_tokens", `{"messages":[{"role":"user","content":"Hello"}]}`, 200, "input_tokens=5")
+	f("POST", "/v1/embeddings", `{"input":"one","encoding_format":"base64"}`, 200, "data.0.object=embedding")
+	f("POST", "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"max_tokens":1,"n":2}}`, 200, "choices.1.index=1", "usage.completion_tokens=2")
 	f("POST", "/v1/embeddings", `{"input":["one","two!!"]}`, 200, "object=list", "data.1.index=1", "data.1.object=embedding", "usage.prompt_tokens=3", "usage.completion_tokens=0")
 	f("POST", "/v1/embeddings", `{`+hello+`}`, 200, "usage.prompt_tokens=18")
 	f("POST", "/tokenize", `{"prompt":"Hello world"}`, 200, "count=3", "max_model_len=4096", "tokens.2=6581362", "token_strs=<nil>")
@@ -245,6 +253,7 @@ func TestEndpoints(t *testing.T) {
 	f("POST", chat, `{"model":"nope",`+hello+`}`, 404, "error.type=NotFoundError", "error.param=model", "error.code=404", "error.message=The model `nope` does not exist. Valid aliases: base, lora.")
 	f("POST", chat, `{"model":"base"}`, 400, "error.type=Bad Request", "error.param=body.messages", "error.code=400")
 	f("POST", chat, `{"messages":[]}`, 400, "error.type=BadRequestError", "error.param=<nil>")
+	f("POST", chat, `{"messages":[1]}`, 400, "error.param=body.messages")
 	f("POST", chat, `{"messages":"x"}`, 400, "error.type=Bad Request", "error.param=body.messages")
 	f("POST", chat, `{bad`, 400, "error.type=Bad Request", "error.param=body.2")
 	f("POST", chat, `[]`, 400, "error.param=body")
@@ -253,6 +262,15 @@ func TestEndpoints(t *testing.T) {
 	f("POST", chat, `{`+hello+`,"n":-1}`, 400, "error.param=n")
 	f("POST", chat, `{`+hello+`,"n":9999}`, 400, "error.param=n")
 	f("POST", chat, `{`+hello+`,"stream":1}`, 400, "error.param=body.stream")
+	f("POST", chat, `{`+hello+`,"min_tokens":"x"}`, 400, "error.param=body.min_tokens")
+	f("POST", chat, `{`+hello+`,"n":"x"}`, 400, "error.param=body.n")
+	f("POST", chat, `{`+hello+`,"max_tokens":"x"}`, 400, "error.param=body.max_tokens")
+	f("POST", chat, `{`+hello+`,"ignore_eos":"x"}`, 400, "error.param=body.ignore_eos")
+	f("POST", chat, `{`+hello+`,"cache_salt":1}`, 400, "error.param=body.cache_salt")
+	f("POST", chat, `{`+hello+`,"model":1}`, 400, "error.param=body.model")
+	f("POST", chat, `{`+hello+`,"add_generation_prompt":1}`, 400, "error.param=body.add_generation_prompt")
+	f("POST", chat, `{`+hello+`,"continue_final_message":1}`, 400, "error.param=body.continue_final_message")
+	f("POST", chat, `{`+hello+`,"stream":true,"stream_options":1}`, 400, "error.param=body.stream_options")
 	f("POST", chat, `{`+hello+`,"stream_options":{"include_usage":true}}`, 400, "error.param=stream_options")
 	f("POST", chat, `{"messages":[{"role":"user","content":"`+strings.Repeat("long", 4096)+`"}]}`, 400, "error.param=input_tokens")
 	f("POST", "/v1/completions", `{"prompt":""}`, 400, "error.param=prompt")
@@ -260,14 +278,36 @@ func TestEndpoints(t *testing.T) {
 	f("POST", "/v1/completions", `{"prompt":{}}`, 400, "error.param=body.prompt")
 	f("POST", "/v1/completions", `{"prompt":[[]]}`, 400, "error.param=prompt")
 	f("POST", "/v1/responses", `{}`, 400, "error.param=body.input")
+	f("POST", "/v1/completions", `{"prompt":"a","echo":1}`, 400, "error.param=body.echo")
+	f("POST", "/v1/responses", `{"model":"nope","input":"a"}`, 404, "error.param=model")
+	f("POST", "/v1/responses", `[]`, 400, "error.param=body")
 	f("POST", "/v1/responses", `{"input":3}`, 400, "error.param=body.input")
 	f("POST", "/v1/messages", `{"messages":[]}`, 400, "error.param=body.max_tokens")
 	f("POST", "/v1/messages", `{"max_tokens":1,"messages":[]}`, 400, "type=error", "error.type=BadRequestError")
 	f("POST", "/v1/messages", `{"model":"nope","max_tokens":3,`+hello+`}`, 404, "type=error", "error.type=NotFoundError")
+	f("POST", "/v1/messages", `{"max_tokens":1,"messages":"x"}`, 400, "error.param=body.messages")
+	f("POST", "/v1/messages", `[]`, 400, "error.param=body")
+	f("POST", "/v1/messages/count_tokens", `[]`, 400, "error.param=body")
 	f("POST", "/v1/messages/count_tokens", `{"model":"nope",`+hello+`}`, 404, "type=error")
 	f("POST", "/v1/messages/count_tokens", `{}`, 400, "error.param=body.messages")
 	f("POST", "/v1/embeddings", `{}`, 400, "error.param=input")
 	f("POST", "/tokenize", `{"model":"nope","prompt":"a"}`, 404, "error.param=model")
+	f("POST", "/v1/embeddings", `[]`, 400, "error.param=body")
+	f("POST", "/v1/embeddings", `{"input":"a","encoding_format":1}`, 400, "error.param=body.encoding_format")
+	f("POST", "/v1/embeddings", `{"input":"a","model":"nope"}`, 404, "error.param=model")
+	f("POST", "/tokenize", `[]`, 400, "error.param=body")
+	f("POST", "/detokenize", `[]`, 400, "error.param=body")
+	f("POST", "/detokenize", `{}`, 400, "error.param=body.tokens")
+	f("POST", "/v1/chat/completions/render", `[]`, 400, "error.param=body")
+	f("POST", "/v1/chat/completions/render", `{"model":"nope",`+hello+`}`, 404, "error.param=model")
+	f("POST", "/v1/chat/completions/render", `{"cache_salt":1,`+hello+`}`, 400, "error.param=body.cache_salt")
+	f("POST", "/v1/completions/render", `[]`, 400, "error.param=body")
+	f("POST", "/v1/completions/render", `{}`, 400, "error.param=prompt")
+	f("POST", "/v1/completions/render", `{"prompt":"a","stream":1}`, 400, "error.param=body.stream")
+	f("POST", "/v1/completions/render", `{"prompt":"a","max_tokens":5000}`, 400, "error.param=max_tokens")
+	f("POST", "/inference/v1/generate", `[]`, 400, "error.param=body")
+	f("POST", "/inference/v1/generate", `{"token_ids":[1],"model":"nope"}`, 404, "error.param=model")
+	f("POST", "/inference/v1/generate", `{"token_ids":["x"]}`, 400, "error.param=body.token_ids")
 	f("POST", "/tokenize", `{}`, 400, "error.param=body.prompt")
 	f("POST", "/detokenize", `{"tokens":"x"}`, 400, "error.param=body.tokens")
 	f("POST", "/v1/chat/completions/render", `{}`, 400, "error.param=body.messages")
@@ -634,6 +674,9 @@ func TestOptions(t *testing.T) {
 			t.Errorf("no usage detail: got %d %s", status, doc)
 		}
 	}
+	if _, doc := call(t, s, "POST", "/v1/responses", `{"input":"Hello, this is a prompt that was sent before, and it has two blocks and more of tokens in all, as one sees, or counts."}`, key); at(t, doc, "usage", "input_tokens_details", "cache_write_tokens") != 0.0 {
+		t.Errorf("no usage detail: got %s", doc)
+	}
 	if _, doc := call(t, s, "POST", "/v1/messages", `{"max_tokens":1,`+hello+`}`, key); strings.Contains(doc, "cache_read") {
 		t.Errorf("no usage detail: got %s", doc)
 	}
@@ -742,3 +785,99 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// TestStorm has 200 clients of whom a third leaves at a random moment, and
+// nothing may be left of them.
+func TestStorm(t *testing.T) {
+	s := start(t, Options{Speed: 20, Engine: func() Model { m := DefaultModel(); m.MaxSeqs, m.Blocks = 8, 100; return m }()})
+	var clients sync.WaitGroup
+	var left atomic.Int64
+	for i := range 200 {
+		clients.Go(func() {
+			c, err := net.Dial("tcp", s.Addr())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = c.Close() }()
+			body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%s %d"}],"stream":%v,"max_tokens":%d,"ignore_eos":true}`, strings.Repeat("storm ", i), i%7, i%2 == 0, 1+i%40)
+			_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", chatPath, len(body), body)
+			if i%3 == 0 {
+				_ = c.SetReadDeadline(time.Now().Add(time.Duration(i%50) * time.Millisecond))
+				_, _ = io.Copy(io.Discard, c)
+				left.Add(1)
+				return
+			}
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if b, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(b), `"finish_reason":"length"`) {
+				t.Errorf("client %d: got %v, %s", i, err, b)
+			}
+		})
+	}
+	clients.Wait()
+	eventually(t, "all answers", func() bool {
+		st := s.Stats()
+		return st.InFlight == 0 && st.Executed == st.Completed+st.Aborted && st.Open == 0
+	})
+	eventually(t, "an empty engine", func() bool { st := s.Stats(); return st.Engine.Running+st.Engine.Waiting+st.Engine.UsedBlocks == 0 })
+	if st := s.Stats(); st.Awaiting != 0 || st.Aborted > left.Load() || st.Engine.EvictedBlocks == 0 {
+		t.Errorf("got %+v, want nothing awaited, at most %d aborted, and blocks evicted", st, left.Load())
+	}
+}
+
+func TestTLS(t *testing.T) {
+	certified := httptest.NewUnstartedServer(nil)
+	certified.StartTLS()
+	certified.Close()
+	s := start(t, Options{TLS: &tls.Config{Certificates: certified.TLS.Certificates}, Faults: Faults{Break: BreakReset, BreakAfter: 2, BreakTimes: 1}})
+	if !strings.HasPrefix(s.URL(), "https://127.0.0.1:") {
+		t.Errorf("URL: got %s, want https", s.URL())
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(certified.Certificate())
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}
+	defer transport.CloseIdleConnections()
+	for i, broken := range []bool{true, false, false} { // the last two on one connection
+		resp, err := (&http.Client{Transport: transport}).Post(s.URL()+chatPath, "application/json", strings.NewReader(streamBody))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if (err != nil) != broken || strings.HasSuffix(string(b), "[DONE]\n\n") == broken {
+			t.Errorf("answer %d: got %v, %s, want broken %v", i, err, b, broken)
+		}
+	}
+	if got := s.Stats().Connections; got != 2 {
+		t.Errorf("connections: got %d, want 2", got)
+	}
+}
+
+// TestUnlikely reaches what a request cannot.
+func TestUnlikely(t *testing.T) {
+	s := start(t, Options{Manual: true})
+	w := &wire{}
+	c := newConn(s, w, w)
+	c.f, c.path, c.rid = s.faults.Load(), chatPath, "r"
+	long := &choice{prompt: make([]uint32, DefaultModel().CapacityTokens()+1), progress: make(chan struct{}, 1)}
+	fits := &choice{prompt: []uint32{1}, want: 1, progress: long.progress}
+	if err := c.produce(&answer{c: c, choices: []*choice{fits, long}}, chatDialect{}); err != nil {
+		t.Errorf("too long for the engine: got %v, want an answer", err)
+	}
+	if got := string(bytes.Join(w.writes, nil)); !strings.HasPrefix(got, "HTTP/1.1 400 ") || !strings.Contains(got, "do not fit into the KV cache") {
+		t.Errorf("too long for the engine: got %s, want 400", got)
+	}
+	if s.Step() || s.Stats().Awaiting != 0 {
+		t.Errorf("too long for the engine: got %+v, want nothing left", s.Stats())
+	}
+	nan := math.NaN()
+	if err := s.SetFaults(Faults{MetricsWaiting: &nan}); err != nil {
+		t.Fatal(err)
+	}
+	if status, doc := call(t, s, "GET", "/fake/faults", ""); status != 500 || at(t, doc, "error", "type") != "InternalServerError" {
+		t.Errorf("faults that JSON cannot say: got %d %s, want 500", status, doc)
+	}
+}

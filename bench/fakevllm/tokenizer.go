@@ -203,18 +203,18 @@ func blockHashes(dst []uint64, seed uint64, tokens []uint32, block int) ([]uint6
 }
 
 // answerToken returns token i of the answer that seed stands for: four bytes,
-// a syllable behind a blank, and no blank at the very start; or an emoji.
+// a syllable behind a blank, and a vowel in its place at the very start; or an emoji.
 func answerToken(seed uint64, i int, emoji bool) uint32 {
-	const consonants, vowels = "bdfgklmnprstvwxz", "aeio"
+	const onsets, vowels, codas = "bdlmnrvz", "aeio", "lmnrstvx"
 	h := mix(seed + uint64(i)*0x9e3779b97f4a7c15)
 	if emoji { // U+1F600 to U+1F63F
 		return 0xf0 | 0x9f<<8 | 0x98<<16 | uint32(0x80|h&63)<<24
 	}
 	first := byte(' ')
 	if i == 0 {
-		first = consonants[h>>12&15] - 'a' + 'A'
+		first = "AEIO"[h>>8&3]
 	}
-	return uint32(first) | uint32(consonants[h&15])<<8 | uint32(vowels[h>>4&3])<<16 | uint32(consonants[h>>8&15])<<24
+	return uint32(first) | uint32(onsets[h&7])<<8 | uint32(vowels[h>>3&3])<<16 | uint32(codas[h>>5&7])<<24
 }
 
 // mix is the finisher of SplitMix64 (Steele, Lea, Flood 2014).
