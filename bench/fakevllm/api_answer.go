@@ -200,7 +200,9 @@ func (c *conn) breakOff(a *answer, st *stream) error {
 		}
 		st.data(dead.body(c.path))
 		st.data([]byte("[DONE]"))
-		st.close()
+		if err := st.close(); err != nil {
+			return err
+		}
 	}
 	c.keep = false
 	return errCut
@@ -309,7 +311,10 @@ func (c *conn) streamed(a *answer, d dialect) error {
 	d.open(a, st)
 	for {
 		if !a.done() {
-			if st.flush(); st.err != nil {
+			if !c.s.opt.Instant || c.f.ChunkInterval > 0 { // else a burst, in one write
+				st.flush()
+			}
+			if st.err != nil {
 				return st.err
 			}
 			if err := c.advance(a); err != nil {

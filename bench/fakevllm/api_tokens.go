@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -348,7 +349,7 @@ func (c *conn) audio() error {
 	r := multipart.NewReader(bytes.NewReader(c.req.Body()), string(boundary))
 	for {
 		part, err := r.NextPart()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		var value []byte

@@ -71,7 +71,7 @@ func Start(opt Options) (*Server, error) {
 		s.driver.Add(1)
 		go s.drive()
 	}
-	s.apply(opt.Faults)
+	_ = s.apply(opt.Faults) // fails on a closed server only
 	return s, nil
 }
 

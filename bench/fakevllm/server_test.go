@@ -736,7 +736,7 @@ func TestShutdown(t *testing.T) {
 	if n := len(got); err != nil || n < 3 || at(t, got[n-2].data, "choices", "0", "finish_reason") != "abort" || got[n-1].data != "[DONE]" {
 		t.Errorf("at once: got %v, %s, want finish_reason abort and [DONE]", err, b)
 	}
-	if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
+	if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("an idle connection: got %v, want EOF", err)
 	}
 	if _, err := net.Dial("tcp", s.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -764,7 +764,9 @@ func TestShutdown(t *testing.T) {
 	default:
 	}
 	s.Close()
-	<-down
+	if err := <-down; err != nil {
+		t.Errorf("hung and killed: got %v", err)
+	}
 	if b, err := io.ReadAll(resp.Body); err == nil {
 		t.Errorf("hung and killed: got a clean end of %q", b)
 	}
