@@ -7,7 +7,8 @@ package fakevllm
 type blockCache struct {
 	ref   []int32  // sequences that hold the block
 	hash  []uint64 // valid where named
-	dup   []int32  // next block with the same hash, or none
+	twin  []int32  // next block with the same hash, or none
+	elder []int32  // the one before; of the first, the last
 	named []bool
 
 	next, prev []int32 // eviction order; entry len(ref) is both ends of the list
@@ -25,7 +26,7 @@ const none = int32(-1)
 
 func newBlockCache(blocks int) *blockCache {
 	c := &blockCache{
-		ref: make([]int32, blocks), hash: make([]uint64, blocks), dup: make([]int32, blocks), named: make([]bool, blocks),
+		ref: make([]int32, blocks), hash: make([]uint64, blocks), twin: make([]int32, blocks), elder: make([]int32, blocks), named: make([]bool, blocks),
 		next: make([]int32, blocks+1), prev: make([]int32, blocks+1), free: blocks,
 	}
 	size := 4
@@ -105,18 +106,16 @@ func (c *blockCache) take(dst []int32, hashes []uint64, n int) ([]int32, bool) {
 
 // name makes a computed block findable.
 func (c *blockCache) name(b int32, hash uint64) {
-	c.hash[b], c.named[b], c.dup[b] = hash, true, none
-	c.cached++
 	i := c.find(hash)
-	if c.table[i] == none {
+	c.hash[b], c.named[b], c.twin[b], c.elder[b] = hash, true, none, b
+	c.cached++
+	first := c.table[i]
+	if first == none {
 		c.table[i] = b
 		return
 	}
-	last := c.table[i]
-	for c.dup[last] != none {
-		last = c.dup[last]
-	}
-	c.dup[last] = b
+	last := c.elder[first]
+	c.twin[last], c.elder[b], c.elder[first] = b, last, b
 }
 
 // release gives a sequence's blocks back, its tail to be evicted first.
@@ -165,15 +164,17 @@ func (c *blockCache) forget(b int32) {
 	c.named[b] = false
 	c.cached--
 	i := c.find(c.hash[b])
-	if c.table[i] != b {
-		p := c.table[i]
-		for c.dup[p] != b {
-			p = c.dup[p]
+	first, younger := c.table[i], c.twin[b]
+	if first != b {
+		c.twin[c.elder[b]] = younger
+		if younger == none {
+			younger = first
 		}
-		c.dup[p] = c.dup[b]
+		c.elder[younger] = c.elder[b]
 		return
 	}
-	if c.table[i] = c.dup[b]; c.table[i] != none {
+	if c.table[i] = younger; younger != none {
+		c.elder[younger] = c.elder[b]
 		return
 	}
 	// Close the gap: an entry moves back unless its home lies behind the gap.
