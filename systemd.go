@@ -71,5 +71,5 @@ func underJournal(getenv func(string) string, f *os.File) bool {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return false
 	}
-	return dev == strconv.FormatUint(uint64(st.Dev), 10) && ino == strconv.FormatUint(st.Ino, 10)
+	return dev == strconv.FormatUint(st.Dev, 10) && ino == strconv.FormatUint(st.Ino, 10)
 }

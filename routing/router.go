@@ -1,3 +1,6 @@
+// Package routing decides which endpoint serves a request: the fleet of
+// endpoints, the plugins of a scheduling profile, and the leases that keep count of
+// what was dispatched. It knows no sockets and has no clock of its own.
 package routing
 
 import (
