@@ -319,6 +319,36 @@ func TestDocsPlugin(t *testing.T) {
 	}
 }
 
+// TestDocsDependencies checks that docs/decisions.md has a paragraph for every
+// module that the code imports.
+func TestDocsDependencies(t *testing.T) {
+	page := readDoc(t, "docs/decisions.md")
+	out, err := exec.Command("go", "list", "-test", "-f", `{{join .Imports "\n"}}{{"\n"}}{{join .TestImports "\n"}}{{"\n"}}{{join .XTestImports "\n"}}`, "./...").Output()
+	if err != nil {
+		t.Fatalf("go list: got %v, want the imports", err)
+	}
+	var modules []string
+	for _, m := range regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+/\S+) v`).FindAllStringSubmatch(readDoc(t, "go.mod"), -1) {
+		modules = append(modules, m[1])
+	}
+	used := make(map[string]bool)
+	for path := range strings.FieldsSeq(string(out)) {
+		for _, m := range modules {
+			if path == m || strings.HasPrefix(path, m+"/") {
+				used[m] = true
+			}
+		}
+	}
+	for m := range used {
+		if !strings.Contains(page, "`"+strings.TrimPrefix(m, "github.com/")+"`") {
+			t.Errorf("docs/decisions.md: got no `%s`, want a paragraph for every dependency", strings.TrimPrefix(m, "github.com/"))
+		}
+	}
+	if len(used) < 5 {
+		t.Errorf("got %d imported modules, want at least 5: the patterns miss them", len(used))
+	}
+}
+
 // TestDocsTree checks that docs/architecture.md names every package of the tree.
 func TestDocsTree(t *testing.T) {
 	page := readDoc(t, "docs/architecture.md")
