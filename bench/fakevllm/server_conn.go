@@ -72,20 +72,21 @@ func (c *conn) serve() {
 			c.leave()
 		}
 	}()
-	for used := false; ; used = true {
+	for used, faulty := false, false; ; used = true {
 		c.idle.Store(true)
 		if c.s.draining.Load() || c.s.faults.Load().Refuse {
 			return
 		}
 		if used {
 			limit := c.s.opt.IdleTimeout
-			if d := c.s.faults.Load().IdleClose; d > 0 {
-				limit = time.Duration(d)
+			d := time.Duration(c.s.faults.Load().IdleClose)
+			if faulty = d > 0; faulty {
+				limit = d
 			}
 			_ = c.nc.SetReadDeadline(time.Now().Add(limit))
 		}
 		if _, err := c.br.Peek(1); err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) {
+			if faulty && errors.Is(err, os.ErrDeadlineExceeded) {
 				c.s.fault("idle_close")
 			}
 			return

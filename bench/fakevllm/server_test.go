@@ -717,7 +717,7 @@ func TestShutdown(t *testing.T) {
 	open := func(s *Server) (*http.Response, net.Conn) {
 		c := dial(t, s)
 		resp := ask(t, c, "POST", "/v1/chat/completions", long)
-		eventually(t, "a stream", func() bool { return s.Stats().Awaiting == 1 })
+		eventually(t, "a stream in the engine", func() bool { st := s.Stats(); return st.Awaiting == 1 || st.Engine.Steps > 0 })
 		return resp, c
 	}
 	ended, cancel := context.WithCancel(context.Background())
