@@ -312,10 +312,59 @@ func TestDocsPlugin(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestHeadroomScorer") {
 		t.Errorf("got %v and\n%s\nwant TestHeadroomScorer to pass", err, out)
 	}
-	for info, text := range docBlocks(page, "yaml") {
-		if _, err := configs.ParseScheduling(info, []byte(text)); err != nil {
-			t.Errorf("%s: got %v, want it to load", info, err)
+}
+
+// TestDocsExamples loads every configuration that the pages show.
+func TestDocsExamples(t *testing.T) {
+	seen := 0
+	for _, file := range docFiles(t) {
+		for info, text := range docBlocks(readDoc(t, file), "yaml") {
+			seen++
+			var err error
+			if strings.HasPrefix(text, "apiVersion:") {
+				var cfg *configs.Scheduling
+				if cfg, err = configs.ParseScheduling(file, []byte(text)); err == nil && !strings.Contains(text, "headroom-scorer") {
+					_, err = routing.New(cfg, routing.NewFleet(time.Now, time.Second, zap.NewNop()), 1)
+				}
+			} else {
+				path := filepath.Join(t.TempDir(), "settings.yaml")
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				_, err = configs.LoadSettings(nil, path, nil)
+			}
+			if err != nil {
+				t.Errorf("%s: block %s: got %v, want it to load", file, info, err)
+			}
 		}
+	}
+	if seen < 3 {
+		t.Errorf("got %d blocks, want at least 3: the pattern misses them", seen)
+	}
+}
+
+// TestDocsEstimate checks that docs/configuration.md shows the defaults of the estimate.
+func TestDocsEstimate(t *testing.T) {
+	text, ok := docBlocks(readDoc(t, "docs/configuration.md"), "yaml")["file=estimate.yaml"]
+	if !ok {
+		t.Fatal("docs/configuration.md: got no block estimate.yaml, want one")
+	}
+	cfg, err := configs.ParseScheduling("estimate.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Estimate routing.EstimateParams `json:"estimate"`
+	}
+	for _, p := range cfg.Plugins {
+		if p.Type == "token-producer" {
+			if err := p.Parameters.Decode(&got); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if want := routing.DefaultEstimateParams(); got.Estimate != want {
+		t.Errorf("docs/configuration.md: got the defaults\n%+v, want\n%+v", got.Estimate, want)
 	}
 }
 
