@@ -26,6 +26,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 		ctx.SetConnectionClose()
 		return
 	}
+	_ = ctx.SetWriteDeadline(time.Time{}) // makes fasthttp flush this answer before it waits for a pipelined request's
 	x := s.begin(ctx, c)
 	defer x.handled()
 	r := x.admit()
@@ -425,22 +426,27 @@ func (x *exchange) forward(router *routing.Router) {
 			return
 		}
 		reason, refused := attemptError(err)
-		x.s.o.Metrics.upstreamError(e, reason)
-		x.rec.err = reason
 		if reason == reasonConnect {
 			e.SetReachable(false)
 			lease.Done(routing.Unsent)
 			if next := x.reroute(router); next != nil {
+				x.s.o.Metrics.upstreamError(e, reason)
 				lease = next
 				continue
 			}
 		}
-		x.outcome = routing.Failed
-		x.refuse(x.unsent(refused))
+		x.fail(reason, refused)
 		return
 	}
 	x.rec.err = ""
 	x.relay()
+}
+
+// fail answers for a replica that gave no answer.
+func (x *exchange) fail(reason string, r *refusal) {
+	x.s.o.Metrics.upstreamError(x.lease.Endpoint, reason)
+	x.rec.err, x.outcome = reason, routing.Failed
+	x.refuse(x.unsent(r))
 }
 
 // unsent closes the connection behind the answer when the body was not read to its end.
@@ -660,6 +666,44 @@ func appendField(b, name, value []byte) []byte {
 	return append(b, "\r\n"...)
 }
 
+// wait reads a small plain answer whole before anything is sent, so that a
+// replica which breaks it off can still be answered for.
+func (x *exchange) wait() error {
+	if x.resp.kind != bodyLength || x.resp.length > wholeAnswer || x.resp.events {
+		return nil
+	}
+	c := x.up
+	c.until, c.stall = time.Time{}, x.live.upstream.StreamTimeout
+	for int64(c.w-c.r) < x.resp.length {
+		if err := c.fill(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lostWhileWaiting answers for a replica that broke a small plain answer off.
+func (x *exchange) lostWhileWaiting(err error) {
+	x.release(false)
+	h := &x.ctx.Response.Header
+	var names []string
+	for name := range h.All() {
+		names = append(names, string(name))
+	}
+	for _, name := range names {
+		h.Del(name)
+	}
+	if x.c.left() {
+		x.clientLeft()
+		return
+	}
+	reason, refused := attemptError(err)
+	if errors.Is(err, io.EOF) {
+		reason = reasonTruncated
+	}
+	x.fail(reason, refused)
+}
+
 // relay hands the answer on: its head now, its body as the response's stream.
 func (x *exchange) relay() {
 	if x.c.left() {
@@ -711,6 +755,10 @@ func (x *exchange) relay() {
 	x.body.release()
 	if x.resp.kind == bodyEmpty {
 		x.noBody()
+		return
+	}
+	if err := x.wait(); err != nil {
+		x.lostWhileWaiting(err)
 		return
 	}
 	if !x.ctx.Request.Header.IsHTTP11() && x.resp.kind != bodyLength {

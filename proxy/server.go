@@ -62,7 +62,7 @@ type Server struct {
 	inFlight  atomic.Int64
 	draining  atomic.Bool
 
-	serving   sync.WaitGroup
+	serving sync.WaitGroup
 
 	mu        sync.Mutex
 	listeners []net.Listener

@@ -174,7 +174,8 @@ func (x *exchange) start(events bool) {
 	size := x.prepare(events)
 	// The head goes out at once, and what follows past fasthttp's buffer, unless
 	// there is a payload that can go out with it.
-	x.direct = x.chunked && x.to == x.from || size > wholeAnswer && x.to-x.from < size
+	have := x.to - x.from
+	x.direct = x.chunked && have == 0 || have < size && (events || size > wholeAnswer)
 	ctx.Response.ImmediateHeaderFlush = x.direct
 	ctx.Response.SetBodyStream(x, size)
 }
