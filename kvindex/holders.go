@@ -27,8 +27,8 @@ const (
 // beyond the first. Nothing in it is a pointer, so a garbage collection does not
 // look at the entries.
 //
-// Has and Walk only read and may share a lock; Distinct and Bytes need none; all
-// else needs the lock to itself.
+// Has, Mask, Walk and Tally only read and may share a lock; Distinct and Bytes need
+// none; all else needs the lock to itself.
 type Holders struct {
 	mix    mixer
 	shards []shard
@@ -142,6 +142,9 @@ func (h *Holders) Has(hash uint64, slot int) bool {
 	return h.mask(h.mix.key(hash), pageOf(slot))&bitOf(slot) != 0
 }
 
+// Mask returns the slots from 64*page to 64*page+63 that hold hash, lowest slot in the lowest bit.
+func (h *Holders) Mask(hash uint64, page int) uint64 { return h.mask(h.mix.key(hash), uint32(page)) }
+
 // Clear makes slot hold nothing and returns how many hashes it held. It reads
 // every entry; an owner that can list the hashes of a slot removes them instead.
 func (h *Holders) Clear(slot int) int {
@@ -185,6 +188,34 @@ func (h *Holders) Walk(hashes []uint64, active []uint64, matched []int32) int {
 		longest = max(longest, w.run(h, hashes))
 	}
 	return longest
+}
+
+// Tally counts how many hashes of a prompt's head each slot holds, gaps and all:
+// it adds to count[slot] the number of the first upTo[slot] hashes that the slot
+// holds. Slots from len(upTo) on are left out.
+func (h *Holders) Tally(hashes []uint64, upTo, count []int32) {
+	add := func(i int32, page uint32, mask uint64) {
+		for base := int(page) * pageSlots; mask != 0; mask &= mask - 1 {
+			if slot := base + bits.TrailingZeros64(mask); slot < len(upTo) && i < upTo[slot] {
+				count[slot]++
+			}
+		}
+	}
+	for i, hash := range hashes {
+		key := h.mix.key(hash)
+		s := &h.shards[key>>shardShift]
+		at, ok := s.find(key)
+		if !ok {
+			continue
+		}
+		e := &s.table[at]
+		add(int32(i), e.page, e.mask)
+		for n := e.more; n != 0; n = s.nodes[n-1].next {
+			for k, page := range s.nodes[n-1].pages {
+				add(int32(i), page, s.nodes[n-1].masks[k])
+			}
+		}
+	}
 }
 
 // publish makes the count of hashes visible to other goroutines, once per change rather than per hash.

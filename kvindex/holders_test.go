@@ -78,6 +78,35 @@ func checkHolders(t *testing.T, h *Holders, want map[uint64]map[int]bool) {
 	}
 }
 
+// checkTally compares Tally and Mask with who holds what of a prompt with gaps.
+func checkTally(t *testing.T, r *rand.Rand, h *Holders, universe []uint64, want map[uint64]map[int]bool, slots int) {
+	t.Helper()
+	upTo := make([]int32, 37*slots-r.IntN(36)) // it may end before the last slot
+	got := make([]int32, len(upTo))
+	prompt := make([]uint64, 200)
+	for i := range prompt {
+		prompt[i] = universe[r.IntN(len(universe))]
+	}
+	for slot := range upTo {
+		upTo[slot] = int32(r.IntN(len(prompt) + 1))
+	}
+	h.Tally(prompt, upTo, got)
+	for slot := range upTo {
+		n := int32(0)
+		for _, hash := range prompt[:upTo[slot]] {
+			if want[hash][slot] {
+				n++
+			}
+			if held := h.Mask(hash, slot/64)>>(slot%64)&1 != 0; held != want[hash][slot] {
+				t.Fatalf("Mask(%d, %d) of slot %d: got %v, want %v", hash, slot/64, slot, held, want[hash][slot])
+			}
+		}
+		if got[slot] != n {
+			t.Fatalf("Tally: slot %d of %d hashes: got %d, want %d", slot, upTo[slot], got[slot], n)
+		}
+	}
+}
+
 // TestModelHolders grows the map, keeps it changing, and empties it again.
 func TestModelHolders(t *testing.T) {
 	f := func(t *testing.T, name string, m mixer, hashes, slots int, first, step uint64) {
@@ -125,6 +154,7 @@ func TestModelHolders(t *testing.T) {
 				}
 			}
 			checkHolders(t, h, want)
+			checkTally(t, r, h, universe, want, slots)
 			full := h.Bytes()
 			for slot := 0; slot < slots; slot += 2 {
 				held := 0
