@@ -21,7 +21,7 @@ func newBenchCommand() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand())
+	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand(), newProxyCommand())
 	return cmd
 }
 
