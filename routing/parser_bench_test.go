@@ -81,6 +81,69 @@ func chatBody(rng *rand.Rand, size int) []byte {
 	return append(b, `]}`...)
 }
 
+// toolCatalogue makes n tools as clients of agents send them.
+func toolCatalogue(rng *rand.Rand, n int) []byte {
+	b := []byte{'['}
+	for k := range n {
+		if k > 0 {
+			b = append(b, ", "...)
+		}
+		b = fmt.Appendf(b, `{"type": "function", "function": {"name": "tool_%d", "description": `, k)
+		b = append(b, escaped(rng, promptText(rng, 400))...)
+		b = append(b, `, "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "a <path>", "minLength": 1}, `+
+			`"limit": {"type": "number", "default": 2.50, "maximum": 1e3}}, "required": ["path"], "additionalProperties": false}}}`...)
+	}
+	return append(b, ']')
+}
+
+// shapes are bodies of about 64 KB in other shapes than a plain chat.
+func shapes() []struct {
+	name string
+	api  API
+	body []byte
+} {
+	rng := rand.New(rand.NewPCG(3, 64))
+	tools := toolCatalogue(rng, 60)
+	text := escaped(rng, promptText(rng, 30<<10))
+	ids := []byte("[0")
+	for len(ids) < 64<<10 {
+		ids = fmt.Appendf(ids, ",%d", rng.IntN(128000))
+	}
+	return []struct {
+		name string
+		api  API
+		body []byte
+	}{
+		{"tools", APIChat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":%s}],"tools":%s}`, text, tools)},
+		{"responses", APIResponses, fmt.Appendf(nil, `{"input":[{"role":"user","content":%s}],"tools":%s,"instructions":"be brief"}`, text, tools)},
+		{"anthropic", APIMessages, fmt.Appendf(nil, `{"system":[{"type":"text","text":%s}],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":%s}]}]}]}`, text, text)},
+		{"ids", APICompletions, fmt.Appendf(nil, `{"prompt":%s]}`, ids)},
+		{"image", APIChat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%s%064000d"}}]}]}`, pngBase64, 0)},
+	}
+}
+
+func BenchmarkParseShapes(b *testing.B) {
+	e, err := NewEstimator(DefaultEstimateParams())
+	if err != nil {
+		b.Fatalf("NewEstimator: %v, want no error", err)
+	}
+	for _, s := range shapes() {
+		b.Run(s.name, func(b *testing.B) {
+			var r Request
+			b.SetBytes(int64(len(s.body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Reset()
+				r.API, r.Body = s.api, s.body
+				if err := r.Parse(); err != nil {
+					b.Fatalf("Parse: %v, want no error", err)
+				}
+				e.Tokenize(&r)
+			}
+		})
+	}
+}
+
 func BenchmarkParse(b *testing.B) {
 	for _, kb := range []int{1, 8, 64, 512} {
 		body := chatBody(rand.New(rand.NewPCG(1, uint64(kb))), kb<<10)

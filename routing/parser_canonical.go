@@ -3,12 +3,12 @@ package routing
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
 	"math"
 	"math/bits"
 	"slices"
 	"strconv"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // canonical renders JSON values as Go's encoding/json marshals what it has
@@ -39,9 +39,10 @@ type member struct {
 	node int
 }
 
-// maxNodes bounds the notes on one value (12 MiB of them). What has more objects
-// and members is hashed as it was sent.
-const maxNodes = 1 << 20
+// maxNodes bounds the notes on one value, and with them the time it takes to sort
+// keys (a quarter of a second at the worst). What has more objects and members is
+// hashed as it was sent.
+const maxNodes = 1 << 17
 
 func (c *canonical) reset() {
 	c.record, c.full = false, false
@@ -130,15 +131,9 @@ func (s *scanner) renderObject(object int) (int, int) {
 		}
 		c.order = append(c.order, member{key, n})
 	}
-	byKey := func(x, y member) int {
-		if d := bytes.Compare(x.key, y.key); d != 0 {
-			return d
-		}
-		return cmp.Compare(x.node, y.node)
-	}
-	if all := c.order[first:]; !slices.IsSortedFunc(all, byKey) {
-		slices.SortFunc(all, byKey)
-	}
+	slices.SortFunc(c.order[first:], func(x, y member) int {
+		return cmp.Or(bytes.Compare(x.key, y.key), cmp.Compare(x.node, y.node))
+	})
 	s.out = append(s.out, '{')
 	last := len(c.order)
 	for k := first; k < last; k++ {
@@ -188,37 +183,22 @@ func (s *scanner) quoted(i int) int {
 	b := s.b
 	out := append(s.out, '"')
 	i++
-	start := i // of the run that is copied as it is
+	start := i // of the run that stays as it is
 	for {
-		for i+8 <= len(b) {
-			w := binary.LittleEndian.Uint64(b[i:])
-			// '<' and '>' differ in bit 1 only.
-			m := special(w) | (((w|0x02*ones)^'>'*ones)-ones|((w^'&'*ones)-ones))&highs
-			if m != 0 {
-				i += bits.TrailingZeros64(m) >> 3
-				break
-			}
-			i += 8
-		}
+		i += sameQuoted(b[i:])
 		switch c := b[i]; {
 		case c == '"':
 			out = append(out, b[start:i]...)
 			s.out = append(out, '"')
 			return i + 1
-		case c == '\\' && b[i+1] == 'u':
+		case c == '\\':
 			r, size := unescape(b, i)
+			if c := b[i+1]; c != 'u' && c != '/' {
+				i += size
+				continue
+			}
 			out = appendQuotedRune(append(out, b[start:i]...), r)
 			i += size
-			start = i
-		case c == '\\' && b[i+1] == '/':
-			out = append(append(out, b[start:i]...), '/')
-			i += 2
-			start = i
-		case c == '\\': // one of \" \\ \b \f \n \r \t, which stay
-			i += 2
-		case c == '<' || c == '>' || c == '&':
-			out = appendQuotedRune(append(out, b[start:i]...), rune(c))
-			i++
 			start = i
 		case c >= utf8.RuneSelf:
 			r, size := utf8.DecodeRune(b[i:])
@@ -227,10 +207,35 @@ func (s *scanner) quoted(i int) int {
 				start = i + size
 			}
 			i += size
-		default:
+		case c == '<' || c == '>' || c == '&':
+			out = appendQuotedRune(append(out, b[start:i]...), rune(c))
+			i++
+			start = i
+		default: // near the end
 			i++
 		}
 	}
+}
+
+// sameQuoted returns the number of bytes of src before the first that encoding/json
+// might not quote as it stands, or up to textStep less when there is none.
+func sameQuoted(src []byte) int {
+	s, i := unsafe.Pointer(unsafe.SliceData(src)), 0
+	for last := len(src) - textStep; i <= last; {
+		w := load64(s, i)
+		// '<' and '>' differ in bit 1 only.
+		m := special(w) | ((((w|0x02*ones)^'>'*ones)-ones)|((w^'&'*ones)-ones))&highs
+		if m == 0 {
+			i += 8
+			continue
+		}
+		i += bits.TrailingZeros64(m) / 8
+		if src[i] != '\\' || src[i+1] == 'u' || src[i+1] == '/' {
+			break
+		}
+		i += 2
+	}
+	return i
 }
 
 // appendQuotedRune appends a character of a string as encoding/json does.

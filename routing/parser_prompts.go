@@ -2,6 +2,7 @@ package routing
 
 import (
 	"encoding/binary"
+	"math"
 	"strconv"
 )
 
@@ -82,6 +83,9 @@ func (p *prompt) ids(i int, nested bool) int {
 	depth, from := p.depth, len(p.out)
 	i, more := p.open(i, ']')
 	nested = nested && p.peek(i) == '['
+	if more && !nested {
+		i = p.plainIDs(i)
+	}
 	for more {
 		var id int64
 		if nested {
@@ -104,28 +108,40 @@ func (p *prompt) ids(i int, nested bool) int {
 	return i
 }
 
+// plainIDs reads token ids as they mostly come, digits and a comma with or
+// without a blank, and returns the offset of the first that is written otherwise
+// or is the last.
+func (p *prompt) plainIDs(i int) int {
+	b, out := p.b, p.out
+	for start := i; ; start = i {
+		n := uint32(0)
+		for i < len(b) && b[i]-'0' <= 9 {
+			n = n*10 + uint32(b[i]-'0')
+			i++
+		}
+		if i+2 > len(b) || b[i] != ',' || i == start || i-start > 9 || b[start] == '0' && i-start > 1 {
+			p.out = out
+			return start
+		}
+		out = binary.LittleEndian.AppendUint32(out, n)
+		if i++; b[i] == ' ' {
+			i++
+		}
+	}
+}
+
 // tokenID reads a token id: a whole number of 32 bits. It returns -1 without an
 // error for any other value.
 func (p *prompt) tokenID(i int) (int64, int) {
-	n, end := int64(0), i
-	for p.peek(end)-'0' <= 9 && end-i < 10 {
-		n = n*10 + int64(p.b[end]-'0')
-		end++
+	if c := p.peek(i); c-'0' > 9 && c != '-' {
+		return 0, -1
 	}
-	if c := p.peek(end); end == i || p.b[i] == '0' && end-i > 1 || c != ',' && c != ']' {
-		// Anything but plain digits and the next token.
-		if c := p.peek(i); c-'0' > 9 && c != '-' {
-			return 0, -1
-		}
-		if end = p.number(i); end < 0 {
-			return 0, -1
-		}
-		var ok bool
-		if n, ok = wholeNumber(p.b[i:end]); !ok {
-			return 0, -1
-		}
+	end := p.number(i)
+	if end < 0 {
+		return 0, -1
 	}
-	if n > 1<<32-1 {
+	n, ok := wholeNumber(p.b[i:end])
+	if !ok || n > 1<<32-1 {
 		return 0, -1
 	}
 	return n, end
@@ -134,14 +150,18 @@ func (p *prompt) tokenID(i int) (int64, int) {
 // wholeNumber returns the value of a literal that is a whole number from 0 to
 // 2^53, as in 7, 7.0 or 7e2.
 func wholeNumber(literal []byte) (int64, bool) {
-	if c := literal[0]; c-'0' > 9 {
-		return 0, false
+	n := int64(0)
+	for i, c := range literal {
+		if c-'0' > 9 || i == 15 {
+			if literal[0]-'0' > 9 {
+				return 0, false
+			}
+			f, err := strconv.ParseFloat(string(literal), 64)
+			return int64(f), err == nil && f <= 1<<53 && f == math.Trunc(f)
+		}
+		n = n*10 + int64(c-'0')
 	}
-	f, err := strconv.ParseFloat(string(literal), 64)
-	if err != nil || f > 1<<53 || f != float64(int64(f)) {
-		return 0, false
-	}
-	return int64(f), true
+	return n, true
 }
 
 // embeddings reads the input of an embedding. Strings are hashed as the JSON

@@ -81,6 +81,10 @@ func (r *Request) Parse() error {
 	p := &r.prompt
 	p.reset()
 	p.scanner.reset(r.Body)
+	if cap(r.Tokens) > cap(p.out) {
+		// Tokenize has swapped them. One large buffer, still warm, does for both.
+		r.Tokens, p.out = p.out, r.Tokens[:0]
+	}
 	r.Weight = 1
 	i := p.space(0)
 	if p.peek(i) != '{' {

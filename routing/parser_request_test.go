@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -597,9 +599,7 @@ func checkAllocs(t *testing.T, api API, body []byte, want float64) {
 		e.Tokenize(&r)
 		hashes = kvindex.AppendChain(hashes[:0], kvindex.Seed(r.Model, r.Salt), r.Tokens, 256, 0)
 	}
-	for range 4 { // two buffers take turns
-		run()
-	}
+	run()
 	if got := testing.AllocsPerRun(100, run); got > want {
 		t.Errorf("API %d, %d bytes: %v allocations, want at most %v", api, len(body), got, want)
 	}
@@ -622,5 +622,30 @@ func TestParseAllocs(t *testing.T) {
 		default:
 			checkAllocs(t, s.api, []byte(s.body), 0)
 		}
+	}
+}
+
+// TestPromptBytesDoc holds the examples of docs/prompt-bytes.md against the parser.
+func TestPromptBytesDoc(t *testing.T) {
+	page, err := os.ReadFile("../docs/prompt-bytes.md")
+	if err != nil {
+		t.Fatalf("reading the page: error %v, want none", err)
+	}
+	apis := map[string]API{"chat": APIChat, "completions": APICompletions, "embeddings": APIEmbeddings, "responses": APIResponses, "messages": APIMessages, "scoring": APIScoring}
+	seen := map[API]bool{}
+	rows := regexp.MustCompile("(?m)^\\| ([a-z]+) \\| `(.*?)` \\| `(.*?)` \\|$").FindAllStringSubmatch(string(page), -1)
+	for _, row := range rows {
+		api, ok := apis[row[1]]
+		if !ok {
+			t.Errorf("the page has an example of %q, want one of %v", row[1], apis)
+		}
+		r := tokenized(t, api, row[2])
+		if got, want := strings.TrimRight(string(r.Tokens), "\x00"), strings.ReplaceAll(row[3], "⏎", "\n"); got != want {
+			t.Errorf("%s %s: got %q, want %q as the page says", row[1], row[2], got, want)
+		}
+		seen[api] = true
+	}
+	if len(seen) != len(apis) {
+		t.Errorf("the page has examples of %d APIs, want of %d", len(seen), len(apis))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
+	"unsafe"
 )
 
 // maxDepth is the number of objects and arrays that may stand inside each other.
@@ -270,10 +271,7 @@ func (s *scanner) place() error {
 	return s.err
 }
 
-// The string scanners look at 8 bytes at a time, as one little-endian word. With
-// every byte of w below 0x80, (w - n*ones) sets the high bit of each byte below n,
-// up to the first such byte exactly, above it perhaps too often; only the first
-// counts here.
+// The string scanners look at 8 bytes at a time, as one little-endian word.
 const (
 	ones  = 0x0101010101010101
 	highs = 0x8080808080808080
@@ -281,7 +279,7 @@ const (
 
 // special marks, in the high bit of each, the bytes of w that end a run of plain
 // text: quotes, backslashes, control characters and all that is not ASCII. Only
-// the lowest mark is exact.
+// the lowest mark is exact: a subtraction borrows from the bytes above it.
 func special(w uint64) uint64 {
 	// Flipping bit 1 moves '"' to 0x20, next to the control characters, which
 	// change places among themselves.
@@ -322,118 +320,110 @@ func hex4(b []byte, i int) rune {
 func scanString(b []byte, i int) (end int, plain bool) {
 	plain = true
 	for {
-		for i+8 <= len(b) {
-			w := binary.LittleEndian.Uint64(b[i:])
-			m := special(w)
-			if m != 0 {
-				i += bits.TrailingZeros64(m) >> 3
-				break
-			}
-			i += 8
-		}
+		i += plainText(b[i:])
 		if i >= len(b) {
 			return -1, false
 		}
 		switch c := b[i]; {
-		case c == '\\':
-			plain = false
-			if i++; i >= len(b) {
-				return -1, false
-			}
-			if b[i] == 'u' {
-				if hex4(b, i+1) < 0 {
-					return -1, false
-				}
-				i += 4
-			} else if escapes[b[i]] == 0 {
-				return -1, false
-			}
 		case c == '"':
 			return i + 1, plain
+		case c == '\\':
+			_, size := unescape(b, i)
+			if size == 0 {
+				return -1, false
+			}
+			i += size
+			plain = false
 		case c < ' ':
 			return -1, false
 		case c >= utf8.RuneSelf:
-			plain = false
-			for i++; i+8 <= len(b) && b[i] >= utf8.RuneSelf; {
+			for i < len(b) && b[i] >= utf8.RuneSelf {
 				i++
 			}
-			continue
+			plain = false
+		default: // near the end
+			i++
 		}
-		i++
 	}
 }
 
 // appendString reads a string as scanString does and appends its value to out.
 func appendString(out, b []byte, i int) ([]byte, int) {
-	n := len(out)
-	buf := out[:cap(out)]
+	n, buf := len(out), out[:cap(out)]
 	for {
+		if n+2*textStep > len(buf) {
+			buf = grow(buf, n)
+		}
 		wrote, read := copyText(buf[n:], b[i:])
 		n += wrote
 		i += read
-		if i >= len(b) {
+		switch {
+		case i >= len(b):
 			return out, -1
-		}
-		if n+8 > len(buf) {
-			buf = grow(buf, n)
-			continue
-		}
-		switch c := b[i]; {
-		case c == '"':
+		case n+textStep > len(buf): // copyText ran out of room
+		case b[i] == '"':
 			return buf[:n], i + 1
-		case c == '\\':
-			if i+1 >= len(b) {
-				return out, -1
-			}
-			if e := escapes[b[i+1]]; e != 0 {
-				buf[n] = e
-				n++
-				i += 2
-				continue
-			}
+		case b[i] == '\\':
 			r, size := unescape(b, i)
 			if size == 0 {
 				return out, -1
 			}
 			n += utf8.EncodeRune(buf[n:n+4], r)
 			i += size
-		case c < ' ':
+		case b[i] < ' ':
 			return out, -1
-		case c >= utf8.RuneSelf:
+		case b[i] >= utf8.RuneSelf:
 			r, size := utf8.DecodeRune(b[i:]) // U+FFFD for a byte that begins no character
 			n += utf8.EncodeRune(buf[n:n+4], r)
 			i += size
-		default: // fewer than 8 bytes are left of the body
-			buf[n] = c
+		default: // near the end
+			buf[n] = b[i]
 			n++
 			i++
 		}
 	}
 }
 
+// textStep is the room that copyText and plainText want before them.
+const textStep = 17
+
 // copyText copies what is most of a string: plain text, simple escapes and
 // characters of three bytes. It returns the bytes written and read when it comes
-// to anything else, or near the end of either side. It copies 8 bytes at a time
-// while it looks for what must not be copied, and calls nothing, so that
-// everything stays in registers: twice as fast as one loop for all cases.
+// to anything else, or near the end of either side. dst is overwritten beyond
+// what is written.
+//
+// It copies 16 bytes while it looks for what must not be copied among them, and
+// calls nothing, so that all stays in registers: on source code, with an escape
+// in every 27 bytes, scanning and copying at once takes half the time of one
+// after the other. unsafe saves the four bounds checks of each word, a fifth of
+// the time; the loop's condition is the proof: at most 16 bytes are read at i and
+// written at n, then at most 4 more after both have advanced by less than 16, and
+// n is never above i, as nothing gets longer (BenchmarkParse).
 func copyText(dst, src []byte) (n, i int) {
-	for i+8 <= len(src) && n+8 <= len(dst) {
-		w := binary.LittleEndian.Uint64(src[i : i+8])
-		binary.LittleEndian.PutUint64(dst[n:n+8], w)
+	last := min(len(src), len(dst)) - textStep
+	if last < 0 {
+		return 0, 0
+	}
+	s, d := unsafe.Pointer(unsafe.SliceData(src)), unsafe.Pointer(unsafe.SliceData(dst))
+	for i <= last {
+		w, v := load64(s, i), load64(s, i+8)
+		store64(d, n, w)
+		store64(d, n+8, v)
 		m := special(w)
 		if m == 0 {
 			i += 8
 			n += 8
-			continue
+			if m = special(v); m == 0 {
+				i += 8
+				n += 8
+				continue
+			}
 		}
-		k := bits.TrailingZeros64(m) >> 3
+		k := bits.TrailingZeros64(m) / 8
 		i += k
 		n += k
 		switch c := src[i]; {
 		case c == '\\':
-			if i+1 >= len(src) {
-				return n, i
-			}
 			e := escapes[src[i+1]]
 			if e == 0 {
 				return n, i
@@ -442,12 +432,9 @@ func copyText(dst, src []byte) (n, i int) {
 			n++
 			i += 2
 		case c >= 0xe1:
-			for {
-				if i+4 > len(src) || n+4 > len(dst) {
-					return n, i
-				}
-				// A lead byte 0xe1 to 0xef but 0xed, which may begin a surrogate, and
-				// two continuation bytes.
+			// A lead byte from 0xe1 to 0xef but 0xed, which may begin a surrogate, and
+			// two bytes that continue it; such characters come in runs.
+			for i <= last {
 				r := binary.LittleEndian.Uint32(src[i : i+4])
 				if r&0xc0c0f0 != 0x8080e0 || r&0xff == 0xe0 || r&0xff == 0xed {
 					break
@@ -466,15 +453,43 @@ func copyText(dst, src []byte) (n, i int) {
 	return n, i
 }
 
-// unescape reads the \u escape at b[i:] and returns its character and length,
-// which is 0 when it is none. A pair of surrogates is one character, and one
-// without the other is U+FFFD.
+// plainText returns the number of bytes of src before the first that is not plain
+// text, or up to textStep less when there is none.
+func plainText(src []byte) int {
+	s, i := unsafe.Pointer(unsafe.SliceData(src)), 0
+	for last := len(src) - textStep; i <= last; i += 16 {
+		if m := special(load64(s, i)); m != 0 {
+			return i + bits.TrailingZeros64(m)/8
+		}
+		if m := special(load64(s, i+8)); m != 0 {
+			return i + 8 + bits.TrailingZeros64(m)/8
+		}
+	}
+	return i
+}
+
+// load64 and store64 are encoding/binary's Uint64 and PutUint64 without checks.
+// Their callers have made sure that 8 bytes are there.
+func load64(p unsafe.Pointer, at int) uint64 {
+	return binary.LittleEndian.Uint64((*[8]byte)(unsafe.Add(p, at))[:])
+}
+
+func store64(p unsafe.Pointer, at int, v uint64) {
+	binary.LittleEndian.PutUint64((*[8]byte)(unsafe.Add(p, at))[:], v)
+}
+
+// unescape reads the escape at b[i:] and returns its character and length, which
+// is 0 when it is none. A pair of surrogates is one character, and one without
+// the other is U+FFFD.
 func unescape(b []byte, i int) (rune, int) {
-	if b[i+1] != 'u' {
+	if i+1 >= len(b) {
 		return 0, 0
 	}
+	if e := escapes[b[i+1]]; e != 0 {
+		return rune(e), 2
+	}
 	r := hex4(b, i+2)
-	if r < 0 {
+	if b[i+1] != 'u' || r < 0 {
 		return 0, 0
 	}
 	if !utf16.IsSurrogate(r) {
