@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -8,8 +9,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,7 +25,14 @@ import (
 	"kvgate/routing"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets the test binary be kvgate itself, for the tests that need a process.
+func TestMain(m *testing.M) {
+	if os.Getenv("KVGATE_TEST_AS_MAIN") != "" {
+		_ = os.Unsetenv("KVGATE_TEST_AS_MAIN")
+		main()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // command runs one command line.
 func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -325,4 +336,177 @@ func TestReadyURL(t *testing.T) {
 	f("[::]:80", "http://127.0.0.1:80/readyz")
 	f("10.0.0.1:80", "http://10.0.0.1:80/readyz")
 	f("nonsense", "error")
+}
+
+// process is kvgate as a process of its own.
+type process struct {
+	cmd   *exec.Cmd
+	log   *lockedBuffer
+	data  string
+	ended chan error
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// startProcess starts kvgate serve and waits until it is ready.
+func startProcess(t *testing.T, args ...string) *process {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := listener.Addr().String()
+	_ = listener.Close()
+	p := &process{log: &lockedBuffer{}, data: "http://" + addr, ended: make(chan error, 1)}
+	p.cmd = exec.Command(os.Args[0], append([]string{"serve", "--listen", addr, "--admin-listen", "", "--log-format", "json"}, args...)...)
+	p.cmd.Env = append(os.Environ(), "KVGATE_TEST_AS_MAIN=1")
+	p.cmd.Stderr = p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.ended <- p.cmd.Wait() }()
+	t.Cleanup(func() {
+		if p.cmd.ProcessState == nil {
+			_ = p.cmd.Process.Kill()
+		}
+	})
+	until(t, "ready", func() bool {
+		resp, err := http.Get(p.data + "/readyz")
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	http.DefaultClient.CloseIdleConnections()
+	return p
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never came: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// openStream sends a streamed request and returns a reader behind its first event.
+func openStream(t *testing.T, base string) *bufio.Reader {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Post(base+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = resp.Body.Close() })
+	r := bufio.NewReader(resp.Body)
+	if line, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "data: ") {
+		t.Fatalf("first event %q, %v", line, err)
+	}
+	return r
+}
+
+// slowReplica streams 20 events, one every 100 ms.
+func slowReplica(t *testing.T) *fakevllm.Server {
+	t.Helper()
+	r, err := fakevllm.Start(fakevllm.Options{Models: []string{"m"}, Instant: true, Faults: fakevllm.Faults{Chunks: 20, ChunkInterval: fakevllm.Duration(100 * time.Millisecond)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+func TestSIGTERMFinishesStreamsAndTakesNoMore(t *testing.T) {
+	p := startProcess(t, "--replica", slowReplica(t).URL())
+	stream := openStream(t, p.data)
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "new requests are turned away", func() bool {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Get(p.data + "/readyz")
+		if err != nil {
+			return true // refused
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusServiceUnavailable
+	})
+	rest, err := io.ReadAll(stream)
+	if err != nil || !strings.Contains(string(rest), "data: [DONE]") {
+		t.Errorf("the open stream ended with %v and %q, want it whole", err, rest)
+	}
+	if err := <-p.ended; err != nil {
+		t.Errorf("exit: %v, want status 0\n%s", err, p.log)
+	}
+}
+
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	p := startProcess(t, "--replica", slowReplica(t).URL())
+	stream := openStream(t, p.data)
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "draining", func() bool { return strings.Contains(p.log.String(), "draining") })
+	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(stream)
+	if err == nil || strings.Contains(string(rest), "[DONE]") {
+		t.Errorf("the cut stream ended with %v and %q, want a broken transport", err, rest)
+	}
+	<-p.ended
+}
+
+func TestDrainDeadlineCutsStreams(t *testing.T) {
+	p := startProcess(t, "--replica", slowReplica(t).URL(), "--drain-timeout", "200ms")
+	stream := openStream(t, p.data)
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(stream)
+	if err == nil || strings.Contains(string(rest), "[DONE]") {
+		t.Errorf("the stream ended with %v and %q, want a broken transport at the deadline", err, rest)
+	}
+	if err := <-p.ended; err != nil {
+		t.Errorf("exit: %v, want status 0\n%s", err, p.log)
+	}
+}
+
+func TestSIGHUPKeepsStreams(t *testing.T) {
+	scheduling := writeTemp(t, "scheduling.yaml", "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: random-picker}]\n")
+	p := startProcess(t, "--replica", slowReplica(t).URL(), "--scheduling", scheduling)
+	stream := openStream(t, p.data)
+	for _, want := range []string{"configuration reloaded", "reload failed"} {
+		if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		until(t, want, func() bool { return strings.Contains(p.log.String(), want) })
+		if err := os.WriteFile(scheduling, []byte("plugins: [{type: random-picker, weight: -1}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest, err := io.ReadAll(stream)
+	if err != nil || !strings.Contains(string(rest), "data: [DONE]") {
+		t.Errorf("the open stream ended with %v and %q, want it whole", err, rest)
+	}
 }
