@@ -895,3 +895,208 @@ func TestSeveralPromptsRestartTheChain(t *testing.T) {
 		t.Errorf("second prompt: %d blocks, want 1", l.Matched)
 	}
 }
+
+// costTest builds candidates and a request of the given prompt tokens with one match column.
+func costTest(prompt int, match []int32, c []Candidate) *Request {
+	r := &Request{Weight: 1, Tokens: make([]byte, 4*prompt)}
+	r.work.columns = []Column{{Matched: match, Total: (prompt + 63) / 64, BlockTokens: 64}}
+	for i := range c {
+		c[i].Row = i
+	}
+	return r
+}
+
+func TestExpectedCostByHand(t *testing.T) {
+	f := newTestFleet(newTestClock())
+	f.countOutput(100)
+	s := &costScorer{fleet: f, p: costParams{Stall: 0.25, StallCap: 8, Context: 8e-4, Scale: 8192, PriorToken: 150_000}}
+	c := []Candidate{{InFlight: 4, PendingTokens: 1000}, {InFlight: 0}, {InFlight: 2, PendingTokens: 0}}
+	r := costTest(6400, []int32{100, 0, 50}, c)
+	got := make([]float64, 3)
+	s.Score(r, c, got)
+	// Dbar 2; U 64 (one block at least), 6400, 3200; o 100; no drain measured.
+	cost := []float64{
+		1000 + 64*1.5 + 0.25*2*64 + 0.25*8e-4*100*6400*4,
+		6400*1.5 + 0.25*-2*4096,
+		3200*1.5 + 0 + 0.25*8e-4*100*6400*2,
+	}
+	least := min(cost[0], cost[1], cost[2])
+	for i := range got {
+		if want := 8192 / (8192 + cost[i] - least); math.Abs(got[i]-want) > 1e-12 {
+			t.Errorf("candidate %d: score %v, want %v (cost %v)", i, got[i], want, cost[i])
+		}
+	}
+	terms := s.Terms(r, c, 0)
+	if last := terms[len(terms)-1]; last.Name != "cost" || math.Abs(last.Value-cost[0]) > 1e-9 {
+		t.Errorf("last term %+v, want cost %v", last, cost[0])
+	}
+}
+
+func TestExpectedCostKnowsSlowReplicas(t *testing.T) {
+	f := newTestFleet(newTestClock())
+	s := &costScorer{fleet: f, p: costParams{Stall: 0.25, StallCap: 8, Context: 8e-4, Scale: 8192, PriorToken: 150_000}}
+	c := []Candidate{{DrainedSeconds: 60, DrainedTokens: 300_000}, {DrainedSeconds: 60, DrainedTokens: 900_000}}
+	r := costTest(6400, []int32{0, 0}, c)
+	got := make([]float64, 2)
+	s.Score(r, c, got)
+	if got[1] != 1 || got[0] >= 1 {
+		t.Errorf("scores %v, want the replica that drains three times as fast to win", got)
+	}
+	s.p.PriorToken = 0
+	s.Score(r, c, got)
+	if got[0] != 1 || got[1] != 1 {
+		t.Errorf("with drainPriorTokens 0: scores %v, want no difference", got)
+	}
+}
+
+func TestLMetricByHand(t *testing.T) {
+	c := []Candidate{{InFlight: 1, PendingTokens: 640}, {InFlight: 3}, {}}
+	r := costTest(640, []int32{10, 5, 0}, c)
+	got := make([]float64, 3)
+	lmetricScorer{}.Score(r, c, got)
+	product := []float64{(640 + 64) * 2, 320 * 4, 640 * 1}
+	for i := range got {
+		if want := 640 / product[i]; math.Abs(got[i]-want) > 1e-12 {
+			t.Errorf("candidate %d: %v, want %v", i, got[i], want)
+		}
+	}
+}
+
+func TestLeastRequest(t *testing.T) {
+	c := []Candidate{{InFlight: 4}, {InFlight: 1}, {InFlight: 2}}
+	got := make([]float64, 3)
+	leastRequestScorer{}.Score(nil, c, got)
+	for i, want := range []float64{0, 1, 2. / 3} {
+		if math.Abs(got[i]-want) > 1e-12 {
+			t.Errorf("candidate %d: %v, want %v", i, got[i], want)
+		}
+	}
+}
+
+func TestRoundRobinKeepsItsPlace(t *testing.T) {
+	c := newTestClock()
+	f := readyFleet(t, c, "a", "b", "c")
+	r := newTestRouter(t, f, "plugins: [{type: round-robin-picker}]\n")
+	var got []string
+	route := func() {
+		l, err := r.Route(promptOf("m", 1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, l.Endpoint.Name())
+		l.Done(Completed)
+	}
+	route()
+	route()
+	f.Update(specs("a", "b0", "b", "c"))
+	for _, e := range f.Endpoints() {
+		e.ObserveFailure()
+	}
+	for range 4 {
+		route()
+	}
+	if want := "a b b0 c a b"; strings.Join(got, " ") != want {
+		t.Errorf("got %s, want %s", strings.Join(got, " "), want)
+	}
+}
+
+func TestConsistentHashSticksAndIsBounded(t *testing.T) {
+	c := newTestClock()
+	f := readyFleet(t, c, "a", "b", "c", "d")
+	r := newTestRouter(t, f, "plugins: [{type: consistent-hash-scorer}]\n")
+	homes := map[string]bool{}
+	for i := byte(0); i < 64; i++ {
+		first, err := r.Route(promptOf("m", i, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		home := first.Endpoint
+		first.Done(Completed)
+		again, err := r.Route(promptOf("m", i, 9))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again.Done(Completed)
+		if again.Endpoint != home {
+			t.Errorf("prompt %d moved from %s to %s", i, home.Name(), again.Endpoint.Name())
+		}
+		homes[home.Name()] = true
+	}
+	if len(homes) != 4 {
+		t.Errorf("64 prefixes live on %d of 4 endpoints", len(homes))
+	}
+	counts := map[string]int{}
+	for range 40 {
+		l, err := r.Route(promptOf("m", 1, 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts[l.Endpoint.Name()]++
+	}
+	for name, n := range counts {
+		if n > 13 { // 1.25 * 40/4, rounded up
+			t.Errorf("%s has %d of 40 requests for one prefix, want at most 13", name, n)
+		}
+	}
+}
+
+func TestScorerParameterErrors(t *testing.T) {
+	f := func(yaml, want string) {
+		t.Helper()
+		cfg, err := configs.ParseScheduling("test.yaml", []byte(header+"plugins: ["+yaml+"]\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = New(cfg, readyFleet(t, newTestClock(), "a"), 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error with %q", yaml, err, want)
+		}
+	}
+	f("{type: expected-cost-scorer, parameters: {stallWeight: -1}}", "stallWeight -1")
+	f("{type: expected-cost-scorer, parameters: {scoreScaleTokens: 0}}", "scoreScaleTokens 0")
+	f("{type: expected-cost-scorer, parameters: {weight: 1}}", "weight")
+	f("{type: consistent-hash-scorer, parameters: {prefixBlocks: 0}}", "prefixBlocks 0")
+	f("{type: consistent-hash-scorer, parameters: {boundFactor: 0.5}}", "boundFactor 0.5")
+	f("{type: lmetric-scorer, parameters: {x: 1}}", "x")
+	f("{type: least-request-scorer, parameters: {x: 1}}", "x")
+	f("{type: round-robin-picker, parameters: {x: 1}}", "x")
+}
+
+// TestCapacityIsLearned: an engine that holds a quarter of what it says.
+func TestCapacityIsLearned(t *testing.T) {
+	c := newTestClock()
+	f := readyFleet(t, c, "a")
+	r := newTestRouter(t, f, "")
+	e := f.Endpoints()[0]
+	m := observed(0, 0, 0)
+	m.BlockTokens, m.CapacityTokens = 16, 64*1000
+	e.Observe(m, c.now())
+	route := func(seed byte, cached float64) {
+		l, err := r.Route(promptOf("m", seed, 20))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Usage(1000, int64(1000*cached), 10)
+		l.Done(Completed)
+	}
+	capacity := func() int { return f.indexes[0].index.Capacity(e.slot) }
+	route(1, 0)
+	if got := capacity(); got != 1000 {
+		t.Fatalf("capacity %d, want 1000", got)
+	}
+	for range 60 {
+		route(1, 0) // predicted whole, found nothing
+	}
+	low := capacity()
+	if low > 250 {
+		t.Errorf("after 60 wrong predictions the capacity is %d, want at most 250", low)
+	}
+	for range 60 {
+		route(1, 1)
+	}
+	if got := capacity(); got <= low || got > 1000 {
+		t.Errorf("after 60 right predictions the capacity is %d, want between %d and 1000", got, low)
+	}
+	if got := f.OutputTokens(); math.Abs(got-10) > 1e-9 {
+		t.Errorf("output tokens per response %v, want 10", got)
+	}
+}
