@@ -24,7 +24,7 @@ func (p *prompt) conversation(i int, block func(*prompt, int) int) int {
 }
 
 func (p *prompt) message(i int, block func(*prompt, int) int) int {
-	if p.peek(i) != '{' {
+	if p.peek(i) != '{' || len(p.pieces) >= maxPieces {
 		return p.skip(i)
 	}
 	role := len(p.pieces) // the role comes first, wherever it stands
@@ -44,6 +44,7 @@ func (p *prompt) message(i int, block func(*prompt, int) int) int {
 		}
 		i, more = p.next(i, '}')
 	}
+	p.merge(role)
 	return i
 }
 
@@ -183,7 +184,7 @@ func (p *prompt) addAsset(kind pieceKind, a, b piece) {
 	} else {
 		c.hash = xxhash.Sum64(p.bytes(a))
 	}
-	p.pieces = append(p.pieces, c)
+	p.pieces = push(p.pieces, c)
 }
 
 func hashAll(parts ...[]byte) uint64 {
@@ -354,7 +355,9 @@ func (p *prompt) toolResult(i int) int {
 		}
 		i, more = p.next(i, ']')
 	}
-	p.pieces = append(p.pieces, p.late...)
+	for _, c := range p.late {
+		p.pieces = push(p.pieces, c)
+	}
 	return i
 }
 
@@ -376,7 +379,7 @@ func (p *prompt) lateImage(f *anthropic) {
 		c.hash = hashAll([]byte("data:"), media, []byte(";base64,"), p.bytes(c))
 	}
 	c.kind = kind
-	p.late = append(p.late, c)
+	p.late = push(p.late, c)
 }
 
 // anthropicSystem reads the system prompt: a string, or text blocks one after

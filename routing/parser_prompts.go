@@ -57,7 +57,7 @@ func (p *prompt) endPrompt(c piece) {
 		c.to++
 	}
 	c.ends = true
-	p.pieces = append(p.pieces, c)
+	p.pieces = push(p.pieces, c)
 }
 
 // tokenIDs reads an array of token ids, or an array of such arrays, a prompt

@@ -9,6 +9,7 @@ type prompt struct {
 	pieces   []piece
 	late     []piece // the images of a tool result, which follow its text
 	sections [maxSections]span
+	first    int  // the first piece of the section being read
 	done     bool // the pieces became tokens
 
 	modelAt       int // offset of a model that is no string, -1 when there is none
@@ -229,9 +230,9 @@ func (r *Request) field(key []byte, i int) int {
 
 // section reads the value at i with read and makes its pieces section n.
 func (p *prompt) section(n, i int, read func(*prompt, int) int) int {
-	from := len(p.pieces)
+	p.first = len(p.pieces)
 	i = read(p, i)
-	p.sections[n] = span{from, len(p.pieces)}
+	p.sections[n] = span{p.first, len(p.pieces)}
 	return i
 }
 
@@ -348,10 +349,39 @@ func (p *prompt) bytes(c piece) []byte {
 	return p.out[c.from:c.to]
 }
 
+// add appends text to the prompt.
 func (p *prompt) add(c piece) {
 	if c.from < c.to {
-		p.pieces = append(p.pieces, c)
+		p.pieces = push(p.pieces, c)
 	}
+}
+
+// maxPieces bounds the pieces of a prompt, or a body of nothing but the smallest
+// messages would need ten times its size. What comes later is not hashed.
+const maxPieces = 1 << 20
+
+func push(pieces []piece, c piece) []piece {
+	if len(pieces) >= maxPieces {
+		return pieces
+	}
+	return append(pieces, c)
+}
+
+// merge makes one piece of pieces that follow each other in the output, from
+// piece n on: mostly the whole of a conversation.
+func (p *prompt) merge(n int) {
+	last := n - 1
+	for _, c := range p.pieces[n:] {
+		switch {
+		case c.kind == pieceText && c.from == c.to:
+		case last >= p.first && c.kind == pieceText && p.pieces[last].kind == pieceText && p.pieces[last].to == c.from:
+			p.pieces[last].to = c.to
+		default:
+			last++
+			p.pieces[last] = c
+		}
+	}
+	p.pieces = p.pieces[:last+1]
 }
 
 // addLiteral appends text of our own to the prompt.

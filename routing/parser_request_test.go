@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cespare/xxhash/v2"
+
 	"kvgate/kvindex"
 )
 
@@ -476,12 +478,12 @@ func TestParseMatchesReference(t *testing.T) {
 	}
 	var r Request
 	all := samples()
-	for range 20000 {
+	for range 8000 {
 		s := all[rng.IntN(len(all))]
 		checkAgainstReference(t, e, &r, s.api, mutate(rng, []byte(s.body)))
 	}
 	// Values of any kind in every field.
-	for range 5000 {
+	for range 3000 {
 		var b []byte
 		for n := range 1 + rng.IntN(6) {
 			b = fmt.Appendf(b, `%c"%s":`, "{,"[min(n, 1)], [...]string{"messages", "tools", "system", "prompt", "input", "instructions", "token_ids", "input_ids",
@@ -579,6 +581,36 @@ func TestResetDropsLargeBuffers(t *testing.T) {
 	if got := cap(r.Tokens) + cap(r.prompt.out); got > 2*maxKeptBytes {
 		t.Errorf("Reset keeps %d bytes, want at most %d", got, 2*maxKeptBytes)
 	}
+}
+
+// TestPieces wants few pieces for many messages, however small they are.
+func TestPieces(t *testing.T) {
+	f := func(t *testing.T, api API, body string, wantPieces int, wantText string) {
+		t.Helper()
+		r := tokenized(t, api, body)
+		if got := len(r.prompt.pieces); got != wantPieces {
+			t.Errorf("%.60s: %d pieces, want %d", body, got, wantPieces)
+		}
+		if got := strings.ReplaceAll(string(r.Tokens), "\x00", ""); got != wantText {
+			t.Errorf("%.60s: %d bytes of text, first %.20q, want %d, first %.20q", body, len(got), got, len(wantText), wantText)
+		}
+	}
+	list := func(open, element string, n int, closing string) string {
+		return open + strings.TrimSuffix(strings.Repeat(element+",", n), ",") + closing
+	}
+	chat := func(message string, n int) string { return list(`{"messages":[`, message, n, `]}`) }
+	const n = 1000
+	f(t, APIChat, chat(`{"role":"user","content":"a"}`, n), 1, strings.Repeat("usera", n))
+	f(t, APIChat, chat(`{}`, n), 0, "")
+	f(t, APIChat, chat(`{"content":"a"}`, n), 1, strings.Repeat("a", n))
+	f(t, APIChat, chat(`{"content":"a","role":"b"}`, n), 2*n, strings.Repeat("ba", n))
+	f(t, APIChat, list(`{"tools":[1],"messages":[`, `{"role":"user","content":["a","b"]}`, n, `]}`), 2, "[1]"+strings.Repeat("userab", n))
+	f(t, APIMessages, chat(`{"role":"user","content":[{"type":"tool_use","id":"1","name":"n","input":{}}]}`, n), 1, strings.Repeat("user1n{}", n))
+	// Beyond the limit nothing is hashed.
+	f(t, APIChat, chat(`{"content":"a","role":"b"}`, maxPieces), maxPieces, strings.Repeat("ba", maxPieces/2))
+	f(t, APICompletions, list(`{"prompt":[`, `"a"`, maxPieces+1, `]}`), maxPieces, strings.Repeat("a", maxPieces))
+	silence := string(binary.LittleEndian.AppendUint32(nil, uint32(xxhash.Sum64(nil))))
+	f(t, APIChat, list(`{"messages":[{"content":[`, `{"type":"input_audio"}`, maxPieces, `]}]}`), maxPieces-1, strings.Repeat(silence, maxPieces-1))
 }
 
 // checkAllocs parses a body again and again with one request.

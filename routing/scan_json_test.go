@@ -140,7 +140,7 @@ func randomString(rng *rand.Rand, n int) []byte {
 // with encoding/json, at every offset to the 8 bytes of the scanner's words.
 func TestStringsMatchEncodingJSON(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 3))
-	for n := range 20000 {
+	for n := range 8000 {
 		inside := randomString(rng, rng.IntN(40))
 		doc := append(append(bytes.Repeat([]byte{' '}, n%8), '"'), inside...)
 		doc = append(doc, '"')
@@ -195,7 +195,7 @@ func isASCII(b []byte) bool {
 func TestBrokenStrings(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	refused := 0
-	for range 20000 {
+	for range 8000 {
 		doc := append(append([]byte{'"'}, randomString(rng, 1+rng.IntN(30))...), '"', ' ')
 		switch at := 1 + rng.IntN(len(doc)-1); rng.IntN(4) {
 		case 0:
@@ -229,7 +229,7 @@ func TestBrokenStrings(t *testing.T) {
 			t.Fatalf("%q is accepted, want it refused", doc[:end])
 		}
 	}
-	if refused < 1000 {
-		t.Errorf("%d strings were refused, want at least 1000", refused)
+	if refused < 500 {
+		t.Errorf("%d strings were refused, want at least 500", refused)
 	}
 }
