@@ -53,7 +53,11 @@ func startProcess(name, dir string, env []string, exe string, args ...string) (*
 func (p *process) alive() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended (%v): %s", p.name, p.err, p.lastWords())
+		why := "exit status 0"
+		if p.err != nil {
+			why = p.err.Error()
+		}
+		return fmt.Errorf("%s has ended (%s): %s", p.name, why, p.lastWords())
 	default:
 		return nil
 	}
