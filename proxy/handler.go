@@ -551,7 +551,7 @@ func (x *exchange) exchangeHead(c *upConn) error {
 	if x.rest != nil {
 		err = x.sendForm(c)
 	} else {
-		err = c.send(x.head, x.body.bytes(), l.StreamTimeout)
+		err = c.send(x.head, x.body.bytes(), l.StreamTimeout, false)
 	}
 	x.rec.sent = time.Now()
 	early := err != nil

@@ -110,7 +110,7 @@ func New(o Options) (*Server, error) {
 		DisablePreParseMultipartForm:  true,
 		DisableHeaderNamesNormalizing: true,
 		NoDefaultServerHeader:         true,
-		NoDefaultDate:                 true, // a replica's Date is passed on
+		NoDefaultDate:                 true, // fasthttp passes no other on, and its own needs a goroutine without an end
 		NoDefaultContentType:          true,
 		SecureErrorLogMessage:         true,
 		LazyRequestTime:               false,

@@ -398,9 +398,9 @@ func (c *upConn) read(p []byte) (int, error) {
 	}
 }
 
-// send writes a request. errEarly means that the replica answered before it had
-// taken the whole body.
-func (c *upConn) send(head, body []byte, stall time.Duration) error {
+// send writes a request, or a part of a long one. errEarly means that the
+// replica answered before it had taken everything.
+func (c *upConn) send(head, body []byte, stall time.Duration, part bool) error {
 	now := time.Now()
 	if c.pool.secure {
 		if err := c.SetWriteDeadline(now.Add(stall)); err != nil {
@@ -418,7 +418,7 @@ func (c *upConn) send(head, body []byte, stall time.Duration) error {
 	progress := now
 	for {
 		wait := stall
-		if len(body) > largeBody {
+		if part || len(body) > largeBody {
 			wait = earlyCheck
 		}
 		if c.sendArmed.Before(now.Add(wait/2)) || c.sendArmed.After(now.Add(wait)) {
