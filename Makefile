@@ -32,9 +32,9 @@ benchstat      := $(BIN)/benchstat-$(BENCHSTAT)
 .PHONY: help
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets:"} \
-		/^[a-z][a-z-]*:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+		/^[a-z][a-z-]*:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'Variables: ARGS (demo), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
+	@echo 'Variables: ARGS (demo, bench-proxy), PEERS (install-peers, bench-proxy), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
 
 .PHONY: build
 build: ## Build the static binary ./kvgate
@@ -93,6 +93,16 @@ fuzz: ## Run every fuzz target for FUZZTIME each
 bench: $(benchstat) ## Run the Go benchmarks; OLD=FILE compares with an earlier bench.txt
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./... > bench.txt || { cat bench.txt; exit 1; }
 	$(benchstat) $(OLD) bench.txt
+
+PEERS     ?= $(BIN)/peers
+
+.PHONY: install-peers
+install-peers: ## Install what bench-proxy compares with, into PEERS
+	sh bench/install-peers.sh '$(PEERS)'
+
+.PHONY: bench-proxy
+bench-proxy: build ## Measure kvgate beside nginx, haproxy, Envoy, smg, vllm-router: make bench-proxy ARGS='--rounds 3'
+	./$(BINARY) bench proxy --tools '$(PEERS)' --results bench/results $(ARGS)
 
 .PHONY: cover
 cover: ## Report test coverage; the page is cover.html

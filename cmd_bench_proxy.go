@@ -57,7 +57,7 @@ func newProxyCommand() *cobra.Command {
 			if err := o.Validate(); err != nil {
 				return usageError{err}
 			}
-			o.Command = strings.Join(append([]string{"kvgate"}, os.Args[1:]...), " ")
+			o.Command = commandLine(os.Args[1:])
 			o.Progress = cmd.ErrOrStderr()
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
@@ -96,6 +96,18 @@ func newProxyCommand() *cobra.Command {
 	f.BoolVar(&list, "list", false, "list the cells and what is installed, measure nothing")
 	outputFlag(cmd, &output)
 	return cmd
+}
+
+// commandLine returns a kvgate command as a shell reads it.
+func commandLine(args []string) string {
+	line := "kvgate"
+	for _, a := range args {
+		if strings.ContainsAny(a, " \t\n'\"\\|&;<>()$`*?[]{}~#") {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		line += " " + a
+	}
+	return line
 }
 
 // listCells prints what can be measured.

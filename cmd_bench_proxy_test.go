@@ -26,3 +26,14 @@ func TestBenchProxyCommand(t *testing.T) {
 	t.Run("output", func(t *testing.T) { f(t, "--output xml", exitUsage, "use table or json") })
 	t.Run("argument", func(t *testing.T) { f(t, "now", exitUsage, "unknown command or argument") })
 }
+
+func TestCommandLine(t *testing.T) {
+	f := func(want string, args ...string) {
+		if got := commandLine(args); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	f("kvgate bench proxy --rounds 3", "bench", "proxy", "--rounds", "3")
+	f("kvgate bench proxy --cells 'a|b'", "bench", "proxy", "--cells", "a|b")
+	f(`kvgate 'it'\''s'`, "it's")
+}
