@@ -100,9 +100,9 @@ func (p *pages) put(v *page) {
 // dialFunc connects, as net.Dialer.DialContext does.
 type dialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// client sends GET requests over one kept connection. net/http takes twice the
-// processor time for a page (BenchmarkScrape100 against BenchmarkNetHTTP), and hides
-// what this needs to know: whether it was the connection that failed.
+// client sends GET requests over one kept connection. It takes 60 us of processor
+// time per page of 70 KB, parsing included; net/http takes 80 without it
+// (BenchmarkScrape100, BenchmarkNetHTTP), and two more goroutines per replica.
 type client struct {
 	dial   dialFunc
 	pages  *pages
@@ -136,8 +136,7 @@ func (c *client) get(ctx context.Context, t *target, connectTimeout time.Duratio
 		if !keep {
 			c.disconnect()
 		}
-		var stale *staleError
-		if reused && errors.As(err, &stale) && ctx.Err() == nil {
+		if err != nil && reused && isStale(err) && ctx.Err() == nil {
 			continue // the server had closed it meanwhile
 		}
 		return p, err
@@ -195,6 +194,11 @@ func (c *client) abort() {
 type staleError struct{ error }
 
 func (e *staleError) Unwrap() error { return e.error }
+
+func isStale(err error) bool {
+	var stale *staleError
+	return errors.As(err, &stale)
+}
 
 // broken wraps an error of a connection; unanswered says that no byte of an answer has come.
 func broken(err error, unanswered bool) error {

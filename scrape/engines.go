@@ -216,16 +216,21 @@ func (e *engine) metrics(t *tally) (m routing.Metrics, missing values) {
 	if t.lora {
 		m.MaxAdapters = int(min(integer(t.maxAdaptersLabel), math.MaxInt32))
 	}
-	miss := func(x value, is bool, fields ...field) {
-		if is && slices.ContainsFunc(fields, e.has) {
-			missing |= 1 << x
-		}
+	if math.IsNaN(m.Waiting) && e.has(fieldWaiting) {
+		missing |= 1 << valueWaiting
 	}
-	miss(valueWaiting, math.IsNaN(m.Waiting), fieldWaiting)
-	miss(valueRunning, math.IsNaN(m.Running), fieldRunning)
-	miss(valueUsage, math.IsNaN(m.KVUsage), fieldUsage, fieldUsageOld)
-	miss(valueBlockSize, m.BlockTokens == 0, fieldBlockSize, fieldCacheInfo)
-	miss(valueCapacity, m.CapacityTokens == 0, fieldNumBlocks, fieldCacheInfo)
+	if math.IsNaN(m.Running) && e.has(fieldRunning) {
+		missing |= 1 << valueRunning
+	}
+	if math.IsNaN(m.KVUsage) && e.has(fieldUsage, fieldUsageOld) {
+		missing |= 1 << valueUsage
+	}
+	if m.BlockTokens == 0 && e.has(fieldBlockSize, fieldCacheInfo) {
+		missing |= 1 << valueBlockSize
+	}
+	if m.CapacityTokens == 0 && e.has(fieldNumBlocks, fieldCacheInfo) {
+		missing |= 1 << valueCapacity
+	}
 	return m, missing
 }
 

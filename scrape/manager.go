@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -55,6 +56,7 @@ type Manager struct {
 	version   string
 	collector *collector
 	dial      dialFunc
+	poll      time.Duration // of watched files
 	pages     pages
 	config    atomic.Pointer[config]
 
@@ -73,7 +75,7 @@ type Manager struct {
 func NewManager(o Options) (*Manager, error) {
 	m := &Manager{
 		fleet: o.Fleet, log: o.Log, registry: o.Registry, version: o.Version,
-		dial: (&net.Dialer{}).DialContext,
+		dial: (&net.Dialer{}).DialContext, poll: pollInterval,
 	}
 	if m.version == "" {
 		m.version = "dev"
@@ -247,7 +249,7 @@ func (m *Manager) watch() {
 	m.watchers = nil
 	for id := range m.sources {
 		if src := &m.sources[id]; src.path != "" && src.watch {
-			m.watchers = append(m.watchers, newWatcher(m.ctx, src.path, m.log, func(ctx context.Context) { m.reread(ctx, sourceID(id)) }))
+			m.watchers = append(m.watchers, newWatcher(m.ctx, src.path, m.poll, m.log, func(ctx context.Context) { m.reread(ctx, sourceID(id)) }))
 		}
 	}
 }

@@ -70,11 +70,13 @@ func newProgram(rules []rule, blockSizeLabel, numBlocksLabel string) *program {
 	return p
 }
 
-// has tells whether some series can fill the field.
-func (p *program) has(f field) bool {
+// has tells whether some series can fill one of the fields.
+func (p *program) has(fields ...field) bool {
 	for i := range p.rules {
-		if p.rules[i].field == f {
-			return true
+		for _, f := range fields {
+			if p.rules[i].field == f {
+				return true
+			}
 		}
 	}
 	return false
@@ -221,21 +223,21 @@ func (p *program) labels(r *rule, s []byte, models []string, in *info) (rest []b
 			}
 			switch r.field {
 			case fieldCacheInfo:
-				switch string(l.key) {
-				case p.blockSizeLabel:
+				switch { // a switch over string(l.key) would copy long ones
+				case string(l.key) == p.blockSizeLabel:
 					in.blockSize = integer(l.value)
-				case p.numBlocksLabel:
+				case string(l.key) == p.numBlocksLabel:
 					in.numBlocks = integer(l.value)
-				case sizeTokensLabel:
+				case string(l.key) == sizeTokensLabel:
 					in.tokens = integer(l.value)
 				}
 			case fieldLoRA:
-				switch string(l.key) {
-				case "running_lora_adapters":
+				switch {
+				case string(l.key) == "running_lora_adapters":
 					in.running = l.value
-				case "waiting_lora_adapters":
+				case string(l.key) == "waiting_lora_adapters":
 					in.waiting = l.value
-				case "max_lora":
+				case string(l.key) == "max_lora":
 					in.maxAdapters = l.value
 				}
 			default:

@@ -223,22 +223,15 @@ type sourceParams struct {
 
 func (p *planner) metrics(spec configs.PluginSpec, source configs.DataSource) {
 	p.plan.metrics = p.source(spec, "/metrics")
-	at := spec.Parameters
-	switch i := p.plan.metrics.interval; {
-	case at.Has("interval") && i < 10*time.Millisecond:
-		p.report(at.At("interval"), "write at least 10ms", "the interval %s is too short", i)
-	case i > p.scrape.Staleness && p.scrape.Staleness > 0:
-		p.report(at.At("interval"), "make it shorter, or scrape.staleness longer, else every observation counts as missing",
-			"the interval %s is longer than scrape.staleness %s", i, p.scrape.Staleness)
+	if i, stale := p.plan.metrics.interval, p.scrape.Staleness; i > stale && stale > 0 {
+		p.report(spec.Parameters.At("interval"), "make it shorter, or scrape.staleness longer, else every observation counts as missing",
+			"the interval %s is longer than scrape.staleness %s", i, stale)
 	}
 	p.extractor(&source)
 }
 
 func (p *planner) models(spec configs.PluginSpec, source configs.DataSource) {
 	p.plan.models = *p.source(spec, "/v1/models")
-	if at := spec.Parameters; at.Has("interval") && p.plan.models.interval < 10*time.Millisecond {
-		p.report(at.At("interval"), "write at least 10ms", "the interval %s is too short", p.plan.models.interval)
-	}
 	p.modelsExtractor(&source)
 }
 
@@ -263,6 +256,10 @@ func (p *planner) source(spec configs.PluginSpec, path string) *httpSource {
 			p.report(at.At("port"), "write a number from 1 to 65535", "%d is no port", *in.Port)
 		}
 		out.port = fmt.Sprint(*in.Port)
+	}
+	const least = 10 * time.Millisecond // a scrape costs a replica's API server milliseconds
+	if at.Has("interval") && in.Interval < least {
+		p.report(at.At("interval"), "write at least "+least.String(), "the interval %s is too short", in.Interval)
 	}
 	out.tls = p.tls(at, &in)
 	return out

@@ -26,6 +26,7 @@ const (
 // old one, and Kubernetes swaps a link (..data) that the path leads through.
 type watcher struct {
 	path    string
+	poll    time.Duration
 	log     *zap.Logger
 	changed func(ctx context.Context)
 	ctx     context.Context
@@ -33,8 +34,8 @@ type watcher struct {
 	done    chan struct{}
 }
 
-func newWatcher(ctx context.Context, path string, log *zap.Logger, changed func(ctx context.Context)) *watcher {
-	w := &watcher{path: path, log: log, changed: changed, done: make(chan struct{})}
+func newWatcher(ctx context.Context, path string, poll time.Duration, log *zap.Logger, changed func(ctx context.Context)) *watcher {
+	w := &watcher{path: path, poll: poll, log: log, changed: changed, done: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancel(ctx)
 	go w.run()
 	return w
@@ -47,7 +48,7 @@ func (w *watcher) run() {
 	var failures chan error
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
-		w.log.Warn("no file notifications: the file is only polled", zap.String("file", w.path), zap.Duration("interval", pollInterval), zap.Error(err))
+		w.log.Warn("no file notifications: the file is only polled", zap.String("file", w.path), zap.Duration("interval", w.poll), zap.Error(err))
 	} else {
 		events, failures = notify.Events, notify.Errors
 		defer func() { _ = notify.Close() }()
@@ -69,7 +70,7 @@ func (w *watcher) run() {
 	}
 	look()
 	w.changed(w.ctx) // since the file was last read
-	poll := time.NewTicker(pollInterval)
+	poll := time.NewTicker(w.poll)
 	defer poll.Stop()
 	quiet := time.NewTimer(time.Hour)
 	defer quiet.Stop()

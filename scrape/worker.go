@@ -255,11 +255,12 @@ func (w *worker) blind() bool { return w.metrics == nil || w.noMetrics || w.metr
 // get fetches a page of the replica.
 func (w *worker) get(by *client, t *target) (*page, result, error) {
 	p, err := by.get(w.ctx, t, w.config.connectTimeout, time.Now().Add(w.config.timeout))
-	var e *probeError
-	if errors.As(err, &e) {
-		return nil, e.result, err
+	if err == nil {
+		return p, resultOK, nil
 	}
-	return p, resultOK, nil
+	var e *probeError
+	errors.As(err, &e)
+	return nil, e.result, err
 }
 
 // learn tells the endpoint whether it can be reached, from the result of a
