@@ -473,7 +473,7 @@ func (c *client) toEnd(p *page, limit int) error {
 		switch {
 		case len(p.body) > limit:
 			return tooLarge(limit)
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return broken(err, false)

@@ -128,6 +128,9 @@ func TestClientRefuses(t *testing.T) {
 	f(t, chunked+"2\r\nhello\r\n0\r\n\r\n", resultBroken, "longer than its size")
 	f(t, chunked+"5\r\nhel", resultBroken, "unexpected EOF")
 	f(t, chunked+"5\r\nhello\r\n", resultBroken, "unexpected EOF")
+	f(t, chunked+"5\r\nhello", resultBroken, "unexpected EOF")
+	f(t, chunked+"5\r\nhello\r\n0\r\nTrailer: x\r\n", resultBroken, "unexpected EOF")
+	f(t, "HTTP/1.1 100 Continue\r\n\r\n", resultBroken, "unexpected EOF")
 	f(t, chunked+"0\r\n"+strings.Repeat("X: y\r\n", maxHead), resultBroken, "trailers of more than")
 
 	f(t, fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", maxPage+1), resultTooLarge, "larger than 8388608 bytes")

@@ -412,3 +412,28 @@ kvgate_scrape_missing_total{field="waiting",replica="ns/a"} 0
 		t.Errorf("after Close: got %d series, %v, want 0", got, err)
 	}
 }
+
+// A file that is not in force is an alert.
+func TestCollectorBadFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, file, "")
+	settings := configs.DefaultSettings()
+	settings.Endpoints = file
+	registry := prometheus.NewPedanticRegistry()
+	m, err := NewManager(Options{Fleet: routing.NewFleet(time.Now, time.Second, zap.NewNop()), Settings: &settings, Plan: mustPlan(t, "", settings.Scrape), Log: zap.NewNop(), Registry: registry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	want := `
+# HELP kvgate_discovery_last_load_successful 1 when the newest list of endpoints is in force, 0 when an older one is.
+# TYPE kvgate_discovery_last_load_successful gauge
+kvgate_discovery_last_load_successful{source="admin"} 1
+kvgate_discovery_last_load_successful{source="endpoints"} 0
+kvgate_discovery_last_load_successful{source="file-discovery"} 1
+kvgate_discovery_last_load_successful{source="settings"} 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "kvgate_discovery_last_load_successful"); err != nil {
+		t.Error(err)
+	}
+}

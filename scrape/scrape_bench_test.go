@@ -26,7 +26,7 @@ import (
 // processor time of a benchmark is that of the scraper alone.
 const serveEnv = "KVGATE_SCRAPE_SERVE"
 
-// serveForBenchmark answers GET as uvicorn does, in one chunk, until its standard input closes.
+// serveForBenchmark answers GET as vLLM does until its standard input closes.
 func serveForBenchmark() {
 	var size int
 	if _, err := fmt.Scanln(&size); err != nil {
@@ -41,7 +41,7 @@ func serveForBenchmark() {
 		os.Exit(0)
 	}()
 	list := []byte(text200(`{"object":"list","data":[{"id":"smollm2"}]}`))
-	answer := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\ndate: Mon, 30 Nov 2026 11:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(page), page)
+	answer := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\ndate: Mon, 30 Nov 2026 11:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\ncontent-length: %d\r\n\r\n%s", len(page), page)
 	l, err := net.Listen("tcp", "0.0.0.0:0")
 	if err != nil {
 		panic(err)

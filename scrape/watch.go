@@ -93,7 +93,8 @@ func (w *watcher) run() {
 			if e.Has(fsnotify.Remove|fsnotify.Rename) && filepath.Clean(e.Name) == filepath.Clean(dir) {
 				watched = nil
 			}
-		case <-failures: // events were lost
+		case err := <-failures:
+			w.log.Debug("file notifications were lost", zap.String("file", w.path), zap.Error(err))
 			heard()
 		case <-quiet.C:
 			if !since.IsZero() {

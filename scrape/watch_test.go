@@ -112,6 +112,33 @@ func TestWatchPolls(t *testing.T) {
 	r.waitNames(t, "[b]")
 }
 
+// A directory that is removed and made anew is watched again.
+func TestWatchDirectoryReplaced(t *testing.T) {
+	dir := mkdir(t, filepath.Join(t.TempDir(), "conf"))
+	file := filepath.Join(dir, "endpoints.yaml")
+	write(t, file, listA)
+	r := watchRig(t, file, 20*time.Millisecond)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the alert", func() bool { return r.source(sourceEndpoints).problem != "" })
+	mkdir(t, dir)
+	write(t, file, listAB)
+	r.waitNames(t, "[a b]")
+}
+
+// Keys that the format does not have are told and ignored, as llm-d does.
+func TestWatchWarns(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, file, listA)
+	r := watchRig(t, file, time.Hour)
+	write(t, file, listAB+"extra: 1\n")
+	r.waitNames(t, "[a b]")
+	if got := r.said(file + ":4:1: extra: unknown field (known fields: endpoints)"); got != 1 {
+		t.Errorf("got %d warnings in %v, want 1", got, r.logs.All())
+	}
+}
+
 // A list that cannot be used leaves the last good one in force, and an alert.
 func TestWatchBadFile(t *testing.T) {
 	dir := t.TempDir()
