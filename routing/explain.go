@@ -16,6 +16,7 @@ type Explanation struct {
 	Winner      string           `json:"winner"`
 	Ties        int              `json:"ties"` // candidates with the winner's total
 	Reason      string           `json:"reason"`
+	Tokens      string           `json:"tokens,omitempty"` // where they came from, with a render backend: see TokenSource
 
 	rows []int // candidate row -> index in Replicas
 }
@@ -46,11 +47,14 @@ func (r *Router) Explain(req *Request) (*Explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.prepare(req)
+	r.prepare(req, endpoints)
 	f := r.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	ex := &Explanation{Model: string(req.Model), Profile: r.profile}
+	if _, ok := r.tokenizer.(*renderTokenizer); ok {
+		ex.Tokens = req.Source.String()
+	}
 	for _, e := range f.Endpoints() {
 		x := ExplainReplica{Name: e.DisplayName(), Scores: []ExplainScore{}, endpoint: e}
 		if !slices.Contains(endpoints, e) {
@@ -139,10 +143,11 @@ func (ex *Explanation) picked(c []Candidate, totals []float64, picked, ties int)
 // Seed records that an endpoint holds the first match blocks of the request's
 // prompt: for explaining against a saved fleet.
 func (r *Router) Seed(req *Request, e *Endpoint, match int) error {
-	if _, err := r.fleet.view.Load().resolve(req); err != nil {
+	endpoints, err := r.fleet.view.Load().resolve(req)
+	if err != nil {
 		return err
 	}
-	r.prepare(req)
+	r.prepare(req, endpoints)
 	r.fleet.mu.Lock()
 	defer r.fleet.mu.Unlock()
 	for _, o := range r.observers {

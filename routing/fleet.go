@@ -41,9 +41,14 @@ type Fleet struct {
 
 	output atomic.Uint64 // moving average of completion tokens per response, float64 bits
 
-	slots   []*Endpoint // by slot, nil when free
-	gone    []*Endpoint // removed, streams still open
-	indexes []*prefixIndex
+	slots       []*Endpoint // by slot, nil when free
+	gone        []*Endpoint // removed, streams still open
+	indexes     []*prefixIndex
+	precise     []*preciseIndex
+	predictions []*predictions
+	tokens      tokenRatio // of models that no list names
+	rendered    *renderCache
+	sources     [tokenSourceCount]atomic.Uint64
 }
 
 // fleetView is an immutable snapshot for the request path.
@@ -57,6 +62,7 @@ type fleetView struct {
 type modelView struct {
 	name      string
 	endpoints []*Endpoint // list the model, or have no known list; sorted by ID
+	tokens    *tokenRatio
 }
 
 // prefixIndex is an approximate index with the block size its hashes were made with.
@@ -145,6 +151,9 @@ func (f *Fleet) Update(specs []EndpointSpec) (added, removed []*Endpoint) {
 			e = newEndpoint(s)
 		}
 		e.slot = f.takeSlot(e)
+		for _, x := range f.precise {
+			x.join(e, e.slot)
+		}
 		next = append(next, e)
 		added = append(added, e)
 	}
@@ -197,6 +206,9 @@ func (f *Fleet) release(e *Endpoint) {
 	for _, x := range f.indexes {
 		x.index.Clear(e.slot)
 	}
+	for _, x := range f.precise {
+		x.leave(e)
+	}
 	f.slots[e.slot] = nil
 	if e.InFlight() > 0 {
 		f.gone = append(f.gone, e)
@@ -240,8 +252,9 @@ func (f *Fleet) publish(endpoints []*Endpoint) {
 		names = append(names, list...)
 	}
 	slices.Sort(names)
+	old := f.view.Load()
 	for _, name := range slices.Compact(names) {
-		m := modelView{name: name}
+		m := modelView{name: name, tokens: old.ratio(name)}
 		for _, e := range endpoints {
 			list, known := e.Models()
 			if _, listed := slices.BinarySearch(list, name); listed || !known {

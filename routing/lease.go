@@ -35,10 +35,11 @@ type Lease struct {
 	// Ties is the number of candidates that scored as well as the picked one.
 	Ties int
 
-	router *Router
-	req    *Request
-	weight int64
-	state  atomic.Uint32 // leaseFree, leaseAwaiting, leaseStreaming
+	router    *Router
+	req       *Request
+	weight    int64
+	predicted int64
+	state     atomic.Uint32 // leaseFree, leaseAwaiting, leaseStreaming
 }
 
 const (
@@ -67,9 +68,7 @@ var reasonNames = [...]string{"cold", "prefix_hit", "load_spill", "only", "fallb
 func (r Reason) String() string { return reasonNames[r] }
 
 // PredictedTokens returns the prompt tokens expected in the endpoint's cache.
-func (l *Lease) PredictedTokens() int64 {
-	return min(int64(l.Matched)*int64(l.BlockTokens), l.req.PromptTokens())
-}
+func (l *Lease) PredictedTokens() int64 { return l.predicted }
 
 // take opens the lease. The caller holds the fleet's lock.
 func (l *Lease) take(r *Router, req *Request, e *Endpoint) {

@@ -13,6 +13,8 @@ import (
 type builder struct {
 	fleet    *Fleet
 	seed     uint64
+	render   Renderer
+	specs    []configs.PluginSpec
 	spec     configs.PluginSpec // the plugin being made
 	problems configs.Problems
 	warnings []string
@@ -52,6 +54,13 @@ func (b *builder) column(producer string) int {
 
 func (b *builder) fail(err error) { b.problems.Add(err) }
 
+// Option gives New what a configuration cannot.
+type Option func(*builder)
+
+// WithRenderer has the token-producer's vLLM backend ask through r. Without it
+// nothing is asked, and the estimate stands in.
+func WithRenderer(r Renderer) Option { return func(b *builder) { b.render = r } }
+
 type instance struct {
 	spec  configs.PluginSpec
 	value any // nil for a structural type
@@ -61,13 +70,16 @@ type instance struct {
 // what is missing and can be supplied is added and written back into the
 // returned router's Config. All problems are reported at once, as
 // configs.Problems. seed makes the random choices repeatable.
-func New(cfg *configs.Scheduling, fleet *Fleet, seed uint64) (*Router, error) {
+func New(cfg *configs.Scheduling, fleet *Fleet, seed uint64, options ...Option) (*Router, error) {
 	effective := *cfg
 	effective.Plugins = slices.Clone(cfg.Plugins)
 	effective.Profiles = slices.Clone(cfg.Profiles)
 	effective.Parsers = slices.Clone(cfg.Parsers)
 	effective.Warnings = slices.Clone(cfg.Warnings)
-	b := &builder{fleet: fleet, seed: seed}
+	b := &builder{fleet: fleet, seed: seed, specs: effective.Plugins}
+	for _, o := range options {
+		o(b)
+	}
 	r := &Router{fleet: fleet, config: &effective, primary: -1, rnd: rand.New(rand.NewPCG(seed, seed^0xda3e39cb94b95bdb))}
 
 	var made []instance
@@ -356,6 +368,9 @@ func (b *builder) produce(r *Router, made *[]instance, add func(string) any) {
 		r.primary = 0
 	}
 	r.columns = make([]Column, len(r.producers))
+	for i, p := range r.producers {
+		r.columns[i].predictions = b.fleet.predictionsOf(p.name)
+	}
 	if len(r.producers) == 0 {
 		return
 	}
@@ -371,6 +386,14 @@ func (b *builder) produce(r *Router, made *[]instance, add func(string) any) {
 	if r.tokenizer == nil {
 		if t, ok := add("token-producer").(Tokenizer); ok {
 			r.tokenizer = t
+		}
+	}
+	if _, exact := r.tokenizer.(*renderTokenizer); exact {
+		return
+	}
+	for _, p := range r.producers {
+		if _, ok := p.Producer.(eventTaker); ok {
+			b.warnings = append(b.warnings, fmt.Sprintf("%s: estimated tokens match nothing that an engine tells: give the token-producer the parameter vllm; until then only bodies with token ids have matches", p.name))
 		}
 	}
 }

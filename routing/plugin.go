@@ -3,6 +3,8 @@ package routing
 import (
 	"math"
 	"math/rand/v2"
+
+	"kvgate/kvindex"
 )
 
 // A plugin fills the slots whose interfaces it implements: Filter, Scorer,
@@ -41,7 +43,8 @@ type Observer interface {
 	// Undo is called when the engine of e never saw the request.
 	Undo(r *Request, ch *chain, e *Endpoint)
 	// Told is called with what the engine says about an answered request: which
-	// part (0..1) of the prompt was in its cache, where matched blocks were expected.
+	// part (0..1) of the prompt was in its cache, where matched blocks were expected
+	// by this producer.
 	Told(ch *chain, e *Endpoint, matched int, cached float64)
 }
 
@@ -85,6 +88,12 @@ type Column struct {
 	Matched     []int32
 	Total       int
 	BlockTokens int
+
+	// Cached is how many of the prompt's tokens the engine will take from its cache,
+	// by row, of a producer for which that is not Matched*BlockTokens; else empty.
+	Cached []int64
+
+	predictions *predictions // how well the producer has predicted so far
 }
 
 // chain holds the block hashes that one producer made of one request, kept for
@@ -94,6 +103,7 @@ type chain struct {
 	ends        []int // end of prompt i in hashes
 	fresh       []uint64
 	blockTokens int
+	extras      []kvindex.Extra // scratch
 }
 
 func (ch *chain) reset() {

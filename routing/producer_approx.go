@@ -91,6 +91,7 @@ func (f *Fleet) keepIndexes(producers []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.indexes = slices.DeleteFunc(f.indexes, func(x *prefixIndex) bool { return !slices.Contains(producers, x.producer) })
+	f.predictions = slices.DeleteFunc(f.predictions, func(p *predictions) bool { return !slices.Contains(producers, p.producer) })
 }
 
 // blockTokens returns the block size in force: the engine's, at least 64.
@@ -135,7 +136,7 @@ func (a *approxProducer) Prepare(r *Request, ch *chain) {
 	seed := kvindex.Seed(r.Model, r.Salt)
 	start := 0
 	for _, end := range r.Ends {
-		ch.hashes = kvindex.AppendChain(ch.hashes, seed, r.Tokens[start:end], ch.blockTokens*bytesPerToken, limit)
+		ch.hashes = kvindex.AppendChain(ch.hashes, seed, r.content()[start:end], ch.blockTokens*bytesPerToken, limit)
 		ch.ends = append(ch.ends, len(ch.hashes))
 		start = end
 	}
@@ -271,6 +272,10 @@ func (f *Fleet) IndexStats() []IndexStats {
 	for _, x := range f.indexes {
 		out = append(out, IndexStats{x.producer, x.blockTokens, x.index.Total(), x.index.Bytes(), x.resets.Load()})
 	}
+	for _, x := range f.precise {
+		blocks, bytes := x.size()
+		out = append(out, IndexStats{Producer: x.producer, BlockTokens: x.keys.BlockTokens(), Blocks: blocks, Bytes: bytes})
+	}
 	return out
 }
 
@@ -284,6 +289,10 @@ func (f *Fleet) IndexBlocks(e *Endpoint) int {
 	}
 	for _, x := range f.indexes {
 		n += x.index.Len(e.slot)
+	}
+	for _, x := range f.precise {
+		s, _ := x.stats(e)
+		n += s.Blocks
 	}
 	return n
 }

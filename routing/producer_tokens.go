@@ -1,37 +1,83 @@
 package routing
 
-import "fmt"
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"time"
+)
 
-// newTokenProducer makes llm-d's token-producer with the estimate backend: four bytes
-// of the rendered prompt stand for one token.
 type tokenParams struct {
 	ModelName string          `json:"modelName"`
 	Estimate  *EstimateParams `json:"estimate"`
-	VLLM      *struct {
-		URL       string `json:"url"`
-		Timeout   string `json:"timeout"`
-		MMTimeout string `json:"mmTimeout"`
-	} `json:"vllm"`
-	UDS *struct{} `json:"udsTokenizerConfig"`
+	VLLM      *renderParams   `json:"vllm"`
+	UDS       *struct{}       `json:"udsTokenizerConfig"`
 }
 
+// Times that a render server has, the same as llm-d's.
+const (
+	defaultRenderTimeout   = 5 * time.Second
+	defaultRenderMMTimeout = 30 * time.Second
+)
+
+// newTokenProducer makes llm-d's token-producer: with the estimate backend, in
+// which four bytes of the rendered prompt stand for one token, or with the vLLM
+// render backend, which falls back on that.
 func newTokenProducer(b *builder) (any, error) {
+	p := tokenParams{VLLM: &renderParams{}}
 	estimate := DefaultEstimateParams()
-	p := tokenParams{}
 	if err := b.params(&p); err != nil {
 		return nil, err
 	}
-	switch {
-	case p.UDS != nil:
-		return nil, b.problem("remove it: the estimate backend needs no tokenizer service", "udsTokenizerConfig is not supported")
-	case p.VLLM != nil || p.ModelName != "":
-		return nil, b.problem("use estimate, or leave the parameters out", "the vLLM render backend (vllm, modelName) is not supported yet")
-	case p.Estimate != nil:
+	if p.UDS != nil {
+		return nil, b.problem("remove it: the estimate backend needs no tokenizer service, and vllm asks an engine", "udsTokenizerConfig is not supported")
+	}
+	if p.Estimate != nil {
 		estimate = *p.Estimate
 	}
 	e, err := NewEstimator(estimate)
 	if err != nil {
 		return nil, b.problem("see docs/configuration.md", fmt.Sprintf("estimate: %v", err))
 	}
-	return e, nil
+	if !b.spec.Parameters.Has("vllm") && p.ModelName == "" {
+		return e, nil
+	}
+	return b.renderer(e, p)
+}
+
+// renderer makes the render backend.
+func (b *builder) renderer(e *Estimator, p tokenParams) (any, error) {
+	v := p.VLLM
+	v.Timeout, v.MMTimeout = cmp.Or(v.Timeout, defaultRenderTimeout), cmp.Or(v.MMTimeout, defaultRenderMMTimeout)
+	for _, t := range []struct {
+		name  string
+		value time.Duration
+	}{{"timeout", v.Timeout}, {"mmTimeout", v.MMTimeout}} {
+		if t.value < 0 || t.value > 10*time.Minute {
+			return nil, b.spec.Parameters.At("vllm."+t.name).Problem("use a time above 0, such as 5s", "%s: %s %v is out of range", b.spec.Name, t.name, t.value)
+		}
+	}
+	if v.URL != "" {
+		u, err := url.Parse(v.URL)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "" {
+			return nil, b.spec.Parameters.At("vllm.url").Problem("use http://HOST:PORT without a path, or leave it out to ask the replicas", "%s: url %q", b.spec.Name, v.URL)
+		}
+		v.URL = u.Scheme + "://" + u.Host
+	}
+	t := &renderTokenizer{fleet: b.fleet, estimate: e, render: b.render, params: *v, cache: b.fleet.renderCache(b.seed)}
+	if p.ModelName != "" {
+		t.model, _ = json.Marshal(p.ModelName) // of a string it never fails
+	}
+	return t, nil
+}
+
+// renderCache returns what render servers have told, kept over reloads.
+func (f *Fleet) renderCache(seed uint64) *renderCache {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rendered == nil {
+		f.rendered = &renderCache{seed: seed ^ indexPlacementKey}
+	}
+	return f.rendered
 }

@@ -21,6 +21,8 @@ var registry = []plugin{
 	{"weighted-random-picker", newWeightedRandomPicker},
 	{"round-robin-picker", newRoundRobinPicker},
 	{"approx-prefix-cache-producer", newApproxProducer},
+	{preciseProducerType, newPreciseProducer},
+	{preciseScorerType, newPreciseScorer},
 	{"token-producer", newTokenProducer},
 }
 
@@ -65,7 +67,7 @@ var notYet = []string{
 	"multicluster-file-discovery", "multicluster-kv-cache-utilization-scorer", "multicluster-metrics-data-source",
 	"multicluster-metrics-extractor", "multicluster-prefix-cache-scorer", "multicluster-queue-scorer",
 	"multicluster-session-affinity-filter", "no-hit-lru-scorer", "p2p-source-producer", "pd-profile-handler",
-	"precise-prefix-cache-producer", "precise-prefix-cache-scorer", "predicted-latency-producer", "prefill-filter",
+	"predicted-latency-producer", "prefill-filter",
 	"prefill-header-handler", "prefix-based-pd-decider", "prefix-cache-affinity-filter", "priority-holdback-policy",
 	"priority-then-time-eviction-order-policy", "probabilistic-admitter", "program-aware-fairness",
 	"request-attribute-reporter", "round-robin-fairness-policy", "session-affinity-filter", "session-affinity-scorer",

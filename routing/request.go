@@ -1,5 +1,16 @@
 package routing
 
+import "math"
+
+// Canceler breaks off what is done for a client when that client leaves. Headers
+// that are a Canceler, too, are asked while a request waits for its tokens.
+type Canceler interface {
+	// Attach has cancel called, once, when the client leaves. It returns false when the client has left.
+	Attach(cancel func()) bool
+	// Detach takes Attach back: cancel is not called behind it.
+	Detach()
+}
+
 // Headers gives the plugins and parsers a request's header fields.
 type Headers interface {
 	// Header returns the value of the field, nil when it is absent. The name is
@@ -48,6 +59,7 @@ type Request struct {
 	Tokens []byte
 	Ends   []int
 	Exact  bool // Tokens are the engine's own token ids, not an estimate
+	Source TokenSource
 
 	// AnyModel says that a request without a model may go anywhere: set by the
 	// caller for what is not about a model.
@@ -56,7 +68,9 @@ type Request struct {
 	// Exclude lists endpoints that must not be picked again (failed attempts).
 	Exclude []*Endpoint
 
-	scratch []byte // unescaped strings that outlive the scan: model, salt
+	items   []promptItem // of exact Tokens, in the order of their places
+	marked  []byte       // Tokens with the items in place of their placeholders, empty without items
+	scratch []byte       // unescaped strings that outlive the scan: model, salt
 
 	given       []uint64 // block hashes in place of tokens, see SetChain
 	givenTokens int64
@@ -71,7 +85,9 @@ func (r *Request) Reset() {
 	r.Body, r.Headers = nil, nil
 	r.Model, r.Salt = nil, nil
 	r.Stream, r.WantsUsage, r.Exact, r.AnyModel = false, false, false, false
-	r.MaxTokens, r.Weight = 0, 1
+	r.MaxTokens, r.Weight, r.Source = 0, 1, TokensNone
+	clear(r.items)
+	r.items, r.marked = kept(r.items, maxKeptItems), kept(r.marked, maxKeptBytes)
 	r.Tokens, r.Ends = kept(r.Tokens, maxKeptBytes), kept(r.Ends, maxKeptItems)
 	r.prompt.reset()
 	clear(r.Exclude)
@@ -95,10 +111,22 @@ func (r *Request) SetChain(tokens int64, hashes []uint64) {
 	r.work.tokenized = true
 }
 
-// PromptTokens returns the number of tokens over all prompts.
-func (r *Request) PromptTokens() int64 {
+// PromptTokens returns the number of tokens over all prompts: the engine's own
+// when they are known, else what so many bytes have been for this model.
+func (r *Request) PromptTokens() int64 { return r.realTokens(r.hashedTokens()) }
+
+// hashedTokens returns the number of Tokens over all prompts.
+func (r *Request) hashedTokens() int64 {
 	if r.given != nil {
 		return r.givenTokens
 	}
 	return int64(len(r.Tokens) / bytesPerToken)
+}
+
+// realTokens turns a number of Tokens into one of the engine's tokens.
+func (r *Request) realTokens(n int64) int64 {
+	if f := r.work.perToken; f > 0 {
+		return int64(math.Round(float64(n) * f))
+	}
+	return n
 }

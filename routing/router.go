@@ -59,14 +59,17 @@ type weightedScorer struct {
 // routeWork is the routing part of a pooled request.
 type routeWork struct {
 	tokenized bool
+	endpoints []*Endpoint // that may serve the model, while the request is tokenized
 	hashedBy  *Router
 	chains    []chain
-	columns   []Column // the router's, while it decides
+	expected  []expectation // by producer, of the picked endpoint
+	columns   []Column      // the router's, while it decides
+	perToken  float64       // real tokens per token of four bytes, 0 when Tokens are real
 	lease     Lease
 }
 
 func (w *routeWork) reset() {
-	w.tokenized, w.hashedBy, w.columns = false, nil, nil
+	w.tokenized, w.hashedBy, w.columns, w.perToken = false, nil, nil, 0
 	for i := range w.chains {
 		w.chains[i].reset()
 	}
@@ -88,7 +91,7 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.prepare(req)
+	r.prepare(req, endpoints)
 	f := r.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,6 +109,7 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 		l.Reason = ReasonFallback
 	}
 	e := cands[i].Endpoint
+	r.expect(req, cands[i])
 	l.take(r, req, e)
 	for _, o := range r.observers {
 		o.Picked(req, &req.work.chains[o.producer], e)
@@ -114,13 +118,17 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 }
 
 // prepare does what needs no lock: tokens and hashes, once per request.
-func (r *Router) prepare(req *Request) {
+func (r *Router) prepare(req *Request, endpoints []*Endpoint) {
 	w := &req.work
 	if !w.tokenized {
 		w.tokenized = true
 		if len(req.Tokens) == 0 && r.tokenizer != nil {
+			w.endpoints = endpoints
 			r.tokenizer.Tokenize(req)
+			w.endpoints = nil
+			r.fleet.sources[req.Source].Add(1)
 		}
+		w.perToken = r.fleet.perToken(req)
 	}
 	if w.hashedBy == r {
 		return
@@ -151,7 +159,7 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 		col := &r.columns[i]
 		col.Matched = slices.Grow(col.Matched[:0], rows)[:rows]
 		clear(col.Matched)
-		col.Total, col.BlockTokens = 0, 0
+		col.Total, col.BlockTokens, col.Cached = 0, 0, col.Cached[:0]
 		p.Match(req, &req.work.chains[i], c, col)
 	}
 	if r.primary >= 0 {
@@ -183,7 +191,7 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 
 // predict fills what the lease expects of the picked candidate.
 func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
-	l.Matched, l.Total, l.BlockTokens = 0, 0, 0
+	l.Matched, l.Total, l.BlockTokens, l.predicted = 0, 0, 0, 0
 	l.Uncached = req.PromptTokens()
 	l.Reason = ReasonCold
 	if len(c) == 1 {
@@ -199,7 +207,7 @@ func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
 	}
 	m := col.Matched[c[i].Row]
 	l.Matched, l.Total, l.BlockTokens = int(m), col.Total, col.BlockTokens
-	l.Uncached = req.uncached(int(m), col.BlockTokens)
+	l.Uncached, l.predicted = req.uncached(col, c[i].Row), req.cached(col, c[i].Row)
 	switch {
 	case len(c) == 1:
 	case best == 0:
@@ -210,12 +218,24 @@ func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
 	}
 }
 
-// uncached returns the prompt tokens left to compute when matched blocks are
-// cached: at least one block, as an engine computes the last block anyway.
-func (r *Request) uncached(matched, blockTokens int) int64 {
-	total := r.PromptTokens()
-	left := total - int64(matched)*int64(blockTokens)
-	return min(total, max(left, int64(blockTokens)))
+// uncached returns the prompt tokens left to compute on the candidate of a row: at
+// least one block, as an engine computes the last block anyway.
+func (r *Request) uncached(col *Column, row int) int64 {
+	total := r.hashedTokens()
+	return r.realTokens(min(total, max(total-r.held(col, row), int64(col.BlockTokens))))
+}
+
+// cached returns the prompt tokens expected in the cache of the candidate of a row.
+func (r *Request) cached(col *Column, row int) int64 {
+	return r.realTokens(min(r.held(col, row), r.hashedTokens()))
+}
+
+// held is cached in the tokens that were hashed.
+func (r *Request) held(col *Column, row int) int64 {
+	if len(col.Cached) > 0 {
+		return col.Cached[row]
+	}
+	return int64(col.Matched[row]) * int64(col.BlockTokens)
 }
 
 // column returns the match column that a scorer was bound to at load.
@@ -238,16 +258,14 @@ func (r *Router) usage(l *Lease, prompt, cached, completion int64) {
 	if completion > 0 {
 		r.fleet.countOutput(float64(completion))
 	}
-	if prompt <= 0 || cached < 0 || l.Total == 0 {
+	if prompt <= 0 {
 		return
 	}
 	r.fleet.mu.Lock()
 	defer r.fleet.mu.Unlock()
-	if l.Endpoint.gone.Load() {
-		return
-	}
-	for _, o := range r.observers {
-		o.Told(&l.req.work.chains[o.producer], l.Endpoint, l.Matched, float64(cached)/float64(prompt))
+	r.fleet.learnTokens(l.req, prompt)
+	if cached >= 0 && !l.Endpoint.gone.Load() {
+		r.compare(l.req, l.Endpoint, prompt, cached)
 	}
 }
 
@@ -261,10 +279,15 @@ func (c *Current) Load() *Router { return c.p.Load() }
 func (c *Current) Store(r *Router) {
 	c.p.Store(r)
 	names := make([]string, 0, len(r.producers))
+	var precise []*preciseIndex
 	for _, p := range r.producers {
 		names = append(names, p.name)
+		if x, ok := p.Producer.(interface{ preciseIndex() *preciseIndex }); ok {
+			precise = append(precise, x.preciseIndex())
+		}
 	}
 	r.fleet.keepIndexes(names)
+	r.fleet.keepPrecise(precise)
 }
 
 // Profile returns the name of the scheduling profile.

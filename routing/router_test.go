@@ -787,7 +787,7 @@ func TestLoadErrors(t *testing.T) {
 	f("plugins: [{type: approx-prefix-cache-producer, parameters: {maxPrefixTokensToMatch: -1}}]\n", "maxPrefixTokensToMatch -1")
 	f("plugins: [{type: approx-prefix-cache-producer, parameters: {maxPrefixBlocksToMatch: -1}}]\n", "maxPrefixBlocksToMatch -1")
 	f("plugins: [{type: prefix-cache-scorer}, {type: token-producer}, {type: token-producer, name: second}]\n", "both produce tokens")
-	f("plugins: [{type: token-producer, parameters: {modelName: m}}]\n", "render backend")
+	f("plugins: [{type: token-producer, parameters: {vllm: {url: 'http://h:1/v1'}}}]\n", "http://h:1/v1")
 	f("plugins: [{type: token-producer, parameters: {udsTokenizerConfig: {}}}]\n", "udsTokenizerConfig")
 	f("plugins: [{type: queue-scorer}]\nrequestHandler: {parsers: [{pluginRef: queue-scorer}]}\n", "not a parser")
 	f("plugins: [{type: single-profile-handler, parameters: {x: 1}}]\n", "x")

@@ -89,7 +89,7 @@ func (s *costScorer) means(c []Candidate) costMeans {
 // cost returns the three terms of one candidate, and U_i and r_i/rbar.
 func (s *costScorer) cost(r *Request, c *Candidate, m costMeans) (prefill, batch, context, uncached, speed float64) {
 	col := r.column(s.column)
-	u := float64(r.uncached(int(col.Matched[c.Row]), col.BlockTokens))
+	u := float64(r.uncached(col, c.Row))
 	d := float64(c.InFlight)
 	speed = 1
 	if m.perToken > 0 {

@@ -22,7 +22,7 @@ func (s lmetricScorer) Score(r *Request, c []Candidate, out []float64) {
 	col := r.column(s.column)
 	least := 0.0
 	for i := range c {
-		u := r.uncached(int(col.Matched[c[i].Row]), col.BlockTokens)
+		u := r.uncached(col, c[i].Row)
 		// One token at least: a body without a prompt is judged by its batch alone.
 		out[i] = float64(max(c[i].PendingTokens+u, 1)) * float64(c[i].InFlight+1)
 		if i == 0 || out[i] < least {

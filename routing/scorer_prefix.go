@@ -39,6 +39,16 @@ func newPrefixScorer(b *builder) (any, error) {
 	return prefixScorer{column: b.column(p.Producer), weight: p.Weight, scale: p.ScaleTokens}, nil
 }
 
+// Terms shows what the prediction is and how good the last ones were.
+func (s prefixScorer) Terms(r *Request, c []Candidate, i int) []Term {
+	col := r.column(s.column)
+	terms := []Term{{"predicted_tokens", float64(r.cached(col, c[i].Row))}}
+	if p := col.predictions.of(c[i].Endpoint); p.Answers > 0 {
+		terms = append(terms, Term{"prediction_error", p.Error})
+	}
+	return terms
+}
+
 func (s prefixScorer) Score(r *Request, c []Candidate, out []float64) {
 	col := r.column(s.column)
 	if col.Total == 0 {

@@ -221,6 +221,14 @@ func (e *Estimator) Tokenize(r *Request) {
 	r.Tokens = pad(r.Tokens)
 	r.endPrompt()
 	r.Exact = p.isExact()
+	switch {
+	case len(r.Tokens) == 0:
+		r.Source = TokensNone
+	case r.Exact:
+		r.Source = TokensGiven
+	default:
+		r.Source = TokensEstimated
+	}
 }
 
 // isExact reports whether the prompts are token ids; text does not mix with them.

@@ -1,0 +1,274 @@
+package routing
+
+import (
+	"math"
+	"slices"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+)
+
+// predictions compares what a producer has predicted with what the engines
+// answered, per endpoint. It is guarded by Fleet.mu and lives as long as a router
+// has a producer of the name.
+type predictions struct {
+	producer string
+	bySlot   []prediction
+}
+
+// prediction is the record of one endpoint.
+type prediction struct {
+	PredictionStats
+	epoch      uint32 // how often the index has dropped the endpoint's entries
+	nothing    int    // answers in a row that found next to nothing of what was predicted
+	notTheHalf int    // answers in a row that found less than half of it
+}
+
+// PredictionStats says how well a producer has predicted the cached tokens of one
+// endpoint's answers. Tokens are the engine's.
+type PredictionStats struct {
+	Producer string
+	Endpoint *Endpoint
+
+	Answers         uint64  // that told prompt and cached tokens
+	PromptTokens    uint64  // of these answers
+	PredictedTokens uint64  // expected in the cache
+	CachedTokens    uint64  // found in the cache
+	AbsoluteError   uint64  // tokens, summed over |predicted - cached|
+	Error           float64 // moving average of |predicted - cached| / prompt, the last ten answers or so
+	Dropped         uint64  // times that the answers disproved the index, which then forgot the endpoint
+}
+
+// errorAlpha is the weight of one answer in PredictionStats.Error.
+const errorAlpha = 0.1
+
+// expectation is what a producer says of the endpoint that was picked.
+type expectation struct {
+	matched int
+	cached  int64 // real tokens
+	epoch   uint32
+}
+
+// predictionsOf returns the record of a producer, kept over reloads.
+func (f *Fleet) predictionsOf(producer string) *predictions {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.predictions {
+		if p.producer == producer {
+			return p
+		}
+	}
+	p := &predictions{producer: producer}
+	f.predictions = append(f.predictions, p)
+	return p
+}
+
+// of returns the record of an endpoint, a new one when its slot was another's.
+func (p *predictions) of(e *Endpoint) *prediction {
+	for len(p.bySlot) <= e.slot {
+		p.bySlot = append(p.bySlot, prediction{})
+	}
+	x := &p.bySlot[e.slot]
+	if x.Endpoint != e {
+		*x = prediction{PredictionStats: PredictionStats{Producer: p.producer, Endpoint: e}}
+	}
+	return x
+}
+
+// PredictionStats returns how well each producer predicts, by producer and endpoint.
+func (f *Fleet) PredictionStats() []PredictionStats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []PredictionStats
+	for _, p := range f.predictions {
+		for _, e := range f.view.Load().endpoints {
+			if e.slot < len(p.bySlot) && p.bySlot[e.slot].Endpoint == e {
+				out = append(out, p.bySlot[e.slot].PredictionStats)
+			}
+		}
+	}
+	return out
+}
+
+// expect notes what every producer says of the picked candidate.
+func (r *Router) expect(req *Request, c Candidate) {
+	w := &req.work
+	w.expected = grown(w.expected, len(r.columns))
+	for i := range r.columns {
+		col := &r.columns[i]
+		w.expected[i] = expectation{int(col.Matched[c.Row]), req.cached(col, c.Row), col.predictions.of(c.Endpoint).epoch}
+	}
+}
+
+// compare takes in what an engine said about a prompt. The caller holds the fleet's lock.
+func (r *Router) compare(req *Request, e *Endpoint, prompt, cached int64) {
+	w := &req.work
+	for i := range r.producers {
+		if ch := &w.chains[i]; len(ch.hashes) > 0 {
+			r.columns[i].predictions.of(e).add(w.expected[i].cached, prompt, cached)
+		}
+	}
+	for _, o := range r.observers {
+		ch, x := &w.chains[o.producer], w.expected[o.producer]
+		if len(ch.hashes) == 0 {
+			continue
+		}
+		o.Told(ch, e, x.matched, float64(cached)/float64(prompt))
+		if d, ok := o.Observer.(distruster); ok {
+			r.distrust(d, o, req, e, x, prompt, cached)
+		}
+	}
+}
+
+// add counts one answer.
+func (p *prediction) add(predicted, prompt, cached int64) {
+	off := predicted - cached
+	off = max(off, -off)
+	p.PromptTokens += uint64(prompt)
+	p.PredictedTokens += uint64(predicted)
+	p.CachedTokens += uint64(cached)
+	p.AbsoluteError += uint64(off)
+	err := float64(off) / float64(prompt)
+	if p.Answers++; p.Answers == 1 {
+		p.Error = err
+	}
+	p.Error += errorAlpha * (err - p.Error)
+}
+
+// distruster is a producer whose index answers can disprove: nobody tells it when
+// an engine restarts.
+type distruster interface {
+	// Distrust forgets what the endpoint is believed to hold.
+	Distrust(e *Endpoint)
+}
+
+// What disproves an index: answers in a row, each of which was predicted to come
+// to a quarter and two blocks at least from the cache. An engine that has lost its
+// cache finds nothing, or only the prompt that all have in common, where one that
+// has evicted some of it still finds much now and then.
+const (
+	disprovedBy     = 3 // answers with less than an eighth of what was predicted
+	disprovedByHalf = 5 // answers with less than half of it
+	disproofTokens  = 2 * minBlockTokens
+)
+
+// distrust drops what the index says of an endpoint when its answers disprove it.
+// Prompts that were sent there before that, and are answered after it, are in the
+// engine's cache now and are recorded again.
+func (r *Router) distrust(d distruster, o observer, req *Request, e *Endpoint, x expectation, prompt, cached int64) {
+	p := r.columns[o.producer].predictions.of(e)
+	ch := &req.work.chains[o.producer]
+	if x.epoch != p.epoch {
+		o.Picked(req, ch, e)
+		return
+	}
+	if !p.disproves(x.cached, prompt, cached) {
+		return
+	}
+	r.fleet.log.Warn("a replica does not hold what was sent to it: its index entries are dropped",
+		zap.String("replica", e.DisplayName()), zap.String("producer", p.Producer), zap.Int64("predicted_tokens", x.cached), zap.Int64("cached_tokens", cached))
+	p.epoch++
+	p.Dropped++
+	d.Distrust(e)
+	o.Picked(req, ch, e)
+}
+
+// disproves takes one answer into account and reports whether it was the last straw.
+func (p *prediction) disproves(predicted, prompt, cached int64) bool {
+	if predicted < disproofTokens || predicted < prompt/4 {
+		return false
+	}
+	p.nothing++
+	p.notTheHalf++
+	if cached >= predicted/8 {
+		p.nothing = 0
+	}
+	if cached >= predicted/2 {
+		p.notTheHalf = 0
+	}
+	if p.nothing < disprovedBy && p.notTheHalf < disprovedByHalf {
+		return false
+	}
+	p.nothing, p.notTheHalf = 0, 0
+	return true
+}
+
+// Distrust implements distruster.
+func (a *approxProducer) Distrust(e *Endpoint) { a.store.index.Clear(e.slot) }
+
+// tokenRatio learns how many of a prompt's bytes make one of the model's tokens.
+type tokenRatio struct {
+	bytes, tokens float64 // decaying sums, guarded by Fleet.mu
+	perToken      atomic.Uint64
+}
+
+// A model's ratio is the mean over its last hundred prompts or so, long ones
+// counting more, within what a tokenizer may do.
+const (
+	ratioAlpha                     = 0.01
+	leastPerToken, mostPerToken    = 0.5, 64.0
+	ratioPriorTokens, ratioPriorOf = 256, bytesPerToken
+)
+
+// learn takes in one prompt.
+func (t *tokenRatio) learn(bytes, tokens float64) {
+	if t.tokens == 0 {
+		t.bytes, t.tokens = ratioPriorTokens*ratioPriorOf, ratioPriorTokens
+	}
+	t.bytes += bytes - ratioAlpha*t.bytes
+	t.tokens += tokens - ratioAlpha*t.tokens
+	t.perToken.Store(math.Float64bits(min(max(t.bytes/t.tokens, leastPerToken), mostPerToken)))
+}
+
+// bytesPer returns the bytes per token, 4 before anything was learned.
+func (t *tokenRatio) bytesPer() float64 {
+	if v := t.perToken.Load(); v != 0 {
+		return math.Float64frombits(v)
+	}
+	return bytesPerToken
+}
+
+// ratio returns the ratio of a model, a new one when the view does not have it.
+func (v *fleetView) ratio(model string) *tokenRatio {
+	if i, ok := v.find([]byte(model)); ok {
+		return v.models[i].tokens
+	}
+	return &tokenRatio{}
+}
+
+// ratioOf returns the ratio that counts for a model: that of all unlisted ones when nobody lists it.
+func (f *Fleet) ratioOf(model []byte) *tokenRatio {
+	v := f.view.Load()
+	if i, ok := v.find(model); ok {
+		return v.models[i].tokens
+	}
+	return &f.tokens
+}
+
+// perToken returns how many real tokens stand behind one of the request's Tokens, 0 when they are real.
+func (f *Fleet) perToken(r *Request) float64 {
+	if r.Exact || r.given != nil {
+		return 0
+	}
+	if b := f.ratioOf(r.Model).bytesPer(); b != bytesPerToken {
+		return bytesPerToken / b
+	}
+	return 0
+}
+
+// learnTokens takes in how many tokens the engine made of a prompt. The estimate of
+// an image or a recording teaches nothing about text.
+func (f *Fleet) learnTokens(r *Request, prompt int64) {
+	if r.Exact || r.given != nil || len(r.Tokens) == 0 || r.prompt.hasAssets() {
+		return
+	}
+	f.ratioOf(r.Model).learn(float64(len(r.Tokens)), float64(prompt))
+}
+
+// BytesPerToken returns the prompt bytes per token that were learned for a model, 4 before anything was.
+func (f *Fleet) BytesPerToken(model string) float64 { return f.ratioOf([]byte(model)).bytesPer() }
+
+// hasAssets reports whether something else than text and token ids is in the prompt.
+func (p *prompt) hasAssets() bool {
+	return slices.ContainsFunc(p.pieces, func(c piece) bool { return c.kind > pieceIDs })
+}
