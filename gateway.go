@@ -40,6 +40,7 @@ type gateway struct {
 	metrics  *proxy.Metrics
 	server   *proxy.Server
 	scraper  *scrape.Manager
+	renderer *scrape.Renderer
 
 	reloadMu sync.Mutex
 	settings *configs.Settings
@@ -64,6 +65,9 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	g := &gateway{load: load, log: log, level: level, settings: s, registry: prometheus.NewRegistry(), failed: make(chan error, 2)}
 	g.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	g.fleet = routing.NewFleet(time.Now, s.Scrape.Staleness, log)
+	if g.renderer, err = scrape.NewRenderer(s, version()); err != nil {
+		return nil, err
+	}
 	router, plan, err := g.compile(s)
 	if err != nil {
 		return nil, err
@@ -119,7 +123,7 @@ func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, e
 	var problems configs.Problems
 	plan, err := scrape.NewPlan(scheduling, s.Scrape)
 	problems.Add(err)
-	router, err := routing.New(scheduling, g.fleet, uint64(time.Now().UnixNano()))
+	router, err := routing.New(scheduling, g.fleet, uint64(time.Now().UnixNano()), routing.WithRenderer(g.renderer.Render))
 	problems.Add(err)
 	if err := problems.Err(); err != nil {
 		return nil, nil, err
@@ -191,6 +195,9 @@ func (g *gateway) reload() (err error) {
 	if err := g.server.Apply(s); err != nil {
 		return err
 	}
+	if err := g.renderer.Apply(s); err != nil {
+		return err
+	}
 	g.fleet.SetStaleness(s.Scrape.Staleness)
 	g.router.Store(router)
 	if s.Listen != g.settings.Listen || s.AdminListen != g.settings.AdminListen {
@@ -244,6 +251,7 @@ func (g *gateway) modelCards() []proxy.ModelCard {
 func (g *gateway) stop(ctx context.Context) error {
 	err := g.server.Shutdown(ctx)
 	g.scraper.Close()
+	g.renderer.Close()
 	if g.adminServer != nil {
 		_ = g.adminServer.Close()
 	}
