@@ -618,13 +618,14 @@ func TestForms(t *testing.T) {
 		if !chunked {
 			return strings.Replace(post(target, body), "application/json", kind, 1)
 		}
-		text := "POST " + target + " HTTP/1.1\r\nHost: h\r\nContent-Type: " + kind + "\r\nTransfer-Encoding: chunked\r\n\r\n"
+		var text strings.Builder
+		text.WriteString("POST " + target + " HTTP/1.1\r\nHost: h\r\nContent-Type: " + kind + "\r\nTransfer-Encoding: chunked\r\n\r\n")
 		for rest := body; len(rest) > 0; {
 			n := min(len(rest), 77_777)
-			text += chunk(rest[:n])
+			text.WriteString(chunk(rest[:n]))
 			rest = rest[n:]
 		}
-		return text + lastChunk
+		return text.String() + lastChunk
 	}
 	small, large := "@RIFF", "@"+strings.Repeat("RIFF\r\n--", 300_000)
 	f := func(name, target, body, kind, model string, status int) {
@@ -658,8 +659,8 @@ func TestForms(t *testing.T) {
 	f("no form", path+"?model=n", "raw audio", "audio/wav", "n", 200)
 	f("encoded query", path+"?x=1&model=%6e", "raw audio", "audio/wav", "n", 200)
 	// Too large is said while it streams.
-	c := g.dial()
 	huge := form("xyz", "model", "m", "file", "@"+strings.Repeat("x", 33<<20))
+	c := g.dial()
 	go func() { _, _ = io.WriteString(c.Conn, send(path, huge, multipart, true)) }()
 	want(t, "too large", c.answer("POST").StatusCode, 413)
 	want(t, "state", g.value(`kvgate_replica_state{replica="r0",state="ready"}`), 1.0)
