@@ -59,6 +59,7 @@ type Manager struct {
 	poll      time.Duration // of watched files
 	pages     pages
 	config    atomic.Pointer[config]
+	kv        *kvHub
 
 	mu       sync.Mutex
 	sources  [sourceCount]source
@@ -80,6 +81,7 @@ func NewManager(o Options) (*Manager, error) {
 	if m.version == "" {
 		m.version = "dev"
 	}
+	m.kv = newKVHub(m.dial, m.log)
 	m.collector = newCollector(m)
 	if err := m.load(o.Settings, o.Plan, true); err != nil {
 		return nil, err

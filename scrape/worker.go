@@ -84,6 +84,8 @@ type worker struct {
 	results [resultCount]atomic.Int64
 	missing [valueCount]atomic.Int64
 
+	kv kvWorker
+
 	mu      sync.Mutex
 	clients []*client // one per address and TLS configuration
 
@@ -112,6 +114,7 @@ func newWorker(ctx context.Context, m *Manager, e *routing.Endpoint) *worker {
 		done: make(chan struct{}), first: make(chan struct{}), wake: make(chan struct{}, 1),
 	}
 	w.ctx, w.cancel = context.WithCancel(ctx)
+	w.kv.w = w
 	go w.run()
 	return w
 }
@@ -120,6 +123,7 @@ func newWorker(ctx context.Context, m *Manager, e *routing.Endpoint) *worker {
 func (w *worker) run() {
 	defer close(w.done)
 	defer w.cancel()
+	defer w.kv.stop()
 	stop := context.AfterFunc(w.ctx, w.abort)
 	defer stop()
 	defer w.abort()
@@ -181,6 +185,7 @@ func (w *worker) configure(c *config) {
 	if c.plan.metrics != nil {
 		w.metrics, w.metricsBy = aim(c.plan.metrics, "text/plain;version=0.0.4")
 	}
+	w.kv.page, w.kv.pageBy = aim(&httpSource{path: "/kv_event_sources"}, "application/json")
 	w.noMetrics, w.failures, w.warned, w.warnedEngine = false, 0, 0, ""
 	if now := time.Now(); first {
 		w.healthAt, w.metricsAt, w.modelsAt = now, now, now
@@ -240,6 +245,9 @@ func (w *worker) step() time.Duration {
 		close(w.first)
 	}
 	next := w.modelsAt
+	if at := w.kv.step(); !at.IsZero() && at.Before(next) {
+		next = at
+	}
 	if w.metrics != nil && w.metricsAt.Before(next) {
 		next = w.metricsAt
 	}
@@ -283,6 +291,7 @@ func (w *worker) learn(r result) {
 func (w *worker) reach(ok bool) {
 	if ok && w.down {
 		w.modelsAt = time.Now()
+		w.kv.reportAt = time.Now()
 	}
 	w.down = !ok
 	w.endpoint.SetReachable(ok)
