@@ -198,3 +198,13 @@ func (x *exchange) sendForm(c *upConn) error {
 		}
 	}
 }
+
+// clientRefusal returns the refusal in an error of the client's, nil when the
+// error is another.
+func clientRefusal(err error) *refusal {
+	var own *clientError
+	if errors.As(err, &own) {
+		return own.refusal
+	}
+	return nil
+}

@@ -416,10 +416,9 @@ func (x *exchange) forward(router *routing.Router) {
 			break
 		}
 		x.release(false)
-		var own *clientError
-		switch {
-		case errors.As(err, &own):
-			x.refuse(own.refusal)
+		switch r := clientRefusal(err); {
+		case r != nil:
+			x.refuse(r)
 			return
 		case x.c.left():
 			x.clientLeft()
@@ -556,9 +555,8 @@ func (x *exchange) exchangeHead(c *upConn) error {
 	x.rec.sent = time.Now()
 	early := err != nil
 	wait := l.HeaderTimeout
-	var own *clientError
 	switch {
-	case early && (errors.As(err, &own) || x.c.left()):
+	case early && (clientRefusal(err) != nil || x.c.left()):
 		return err
 	case early && errors.Is(err, os.ErrDeadlineExceeded):
 		return err
