@@ -37,7 +37,7 @@ type loadResult struct {
 }
 
 const (
-	loadDrain    = 5 * time.Second // answers may take so long beyond the window
+	loadDrain    = 10 * time.Second // answers may take so long beyond the window
 	loadMaxConns = 4096
 	loadGiveUp   = 1000 // failures
 	loadRamp     = 20   // connections opened at once, every loadTick
