@@ -51,6 +51,7 @@ type loader struct {
 	now          time.Duration // since began, as of the last wake-up or answer
 	stage        loadStage
 	stageAt      time.Duration // when the stage began
+	windowAt     time.Duration // when the window began
 	conns        []*loadConn   // by slot
 	turns        int32         // connections so far
 	lost         []int         // closed loop: slots to connect again
@@ -180,6 +181,9 @@ func (l *loader) enter(s loadStage) {
 	}
 	l.now = time.Since(l.began)
 	l.stageAt = l.now
+	if s == stageWindow {
+		l.windowAt = l.now
+	}
 }
 
 // connect opens what is missing, a few connections at a time: a listener's queue is short.
@@ -404,7 +408,11 @@ func (l *loader) receive(c *loadConn, ended bool) error {
 
 // observe records the latency of a request that was due in the window.
 func (l *loader) observe(c *loadConn) {
-	if c.due >= l.warmup && c.due < l.warmup+l.duration {
+	in := l.stage != stageWarmup && c.due >= l.windowAt // nothing is asked after the window
+	if l.rate > 0 {
+		in = c.due >= l.warmup && c.due < l.warmup+l.duration // by the schedule, however late the thread was
+	}
+	if in {
 		l.res.latencies = append(l.res.latencies, time.Since(l.began)-c.due)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
 // metrics are what a cell reports.
@@ -412,6 +413,34 @@ func (r *ProxyReport) WriteFiles(dir string) error {
 		}
 	}
 	return nil
+}
+
+// sampleOf turns what the load generator saw into rates.
+func sampleOf(c *Cell, l *loadResult, cpu time.Duration) Sample {
+	s := Sample{Requests: l.requests, Seconds: l.elapsed.Seconds(), Failures: l.failures, Failure: l.failure, Warmup: l.warmup}
+	if l.failures == 0 {
+		s.Failure = ""
+	}
+	slices.Sort(l.latencies)
+	s.P50, s.P99 = micros(l.latencies, 0.5), micros(l.latencies, 0.99)
+	units := float64(l.requests)
+	switch {
+	case c.hold:
+		units = 0
+		if l.failures == 0 && l.open < c.Conns {
+			s.Failures, s.Failure = c.Conns-l.open, fmt.Sprintf("%d of %d streams began", l.open, c.Conns)
+		}
+	case c.Chunks > 0:
+		// Streams that cross the ends of the window count as far as they are in it.
+		units = float64(l.events) / float64(c.events())
+	}
+	if units > 0 && s.Seconds > 0 {
+		s.Throughput = units / s.Seconds * float64(max(1, c.Chunks))
+		s.CPU = cpu.Seconds() / units * 1000
+	} else if !c.hold && s.Failures == 0 {
+		s.Failures, s.Failure = 1, "no answer came within the window"
+	}
+	return s
 }
 
 // micros returns a quantile of latencies in microseconds.

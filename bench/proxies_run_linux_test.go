@@ -78,7 +78,7 @@ func TestRunProxies(t *testing.T) {
 	var progress strings.Builder
 	o := ProxyOptions{
 		KVGate: []string{binary}, Replica: binary, Systems: []string{sysKVGate}, Upstreams: 2,
-		Rounds: 2, Duration: 100 * time.Millisecond, Warmup: 20 * time.Millisecond,
+		Rounds: 2, Duration: 500 * time.Millisecond, Warmup: 20 * time.Millisecond,
 		Cells:    regexp.MustCompile("^(plain-1k|sse-burst|memory-512k)$"),
 		Profiles: filepath.Join(dir, "profiles"), KeepDir: filepath.Join(dir, "run"), Command: "kvgate bench proxy", Progress: &progress,
 	}
