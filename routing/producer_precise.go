@@ -372,7 +372,7 @@ func (x *preciseIndex) match(r *Request, ch *chain, c []Candidate, col *Column) 
 		row := c[k].Row
 		best := -1.0
 		for _, rank := range x.ranks(c[k].Endpoint) {
-			if rank != nil && x.score[rank.column] > best {
+			if rank != nil && x.score[rank.column] > best+1e-9 {
 				best = x.score[rank.column]
 				// A sum of tenths may come out just below the number that it is.
 				col.Matched[row], col.Cached[row] = int32(best+1e-6), x.cached[rank.column]

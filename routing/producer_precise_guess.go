@@ -94,10 +94,14 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 // needed for new ones. The caller holds mu.
 func (x *preciseIndex) expire(now int64, budget int) {
 	g := &x.guesses
-	if g.ttl == 0 || g.total == 0 {
+	if g.ttl == 0 {
 		return
 	}
 	current := g.generation(now)
+	if g.total == 0 {
+		g.next = current - guessLives + 1
+		return
+	}
 	if g.next < current-2*guessGenerations {
 		g.next = current - 2*guessGenerations // every list is named once among these
 	}

@@ -99,6 +99,7 @@ type preciseRank struct {
 	table  blockTable
 	places []precisePlace // by number
 	tails  map[uint64]preciseTail
+	shared map[uint64][]int8 // key -> levels of the blocks that it is of, when there are several
 	stats  PreciseStats
 
 	warned bool
@@ -346,7 +347,7 @@ func (r *preciseRank) clear(stays bool) {
 		}
 	}
 	r.table.reset()
-	r.tails, r.places = nil, r.places[:0]
+	r.tails, r.shared, r.places = nil, nil, r.places[:0]
 	r.engine.Store(0)
 	x.mu.Lock()
 	x.columns[old].cleared = true
@@ -403,15 +404,74 @@ func (r *preciseRank) levelOf(n uint32) int8 {
 	return best
 }
 
-// note has the keys of record n set to a level.
-func (r *preciseRank) note(n uint32, level int8) {
+// note says that the block of record n moved from one level to another.
+func (r *preciseRank) note(n uint32, from, to int8) {
 	if r.table.rec(n).key == 0 {
 		return // a part of one of our blocks that is not whole yet
 	}
 	r.keys = r.table.keys(r.keys[:0], n)
 	for _, key := range r.keys {
+		level := to
+		if r.table.stride > 1 {
+			level = r.share(key, from, to)
+		}
 		r.ops = append(r.ops, blockOp{key, level})
 	}
+}
+
+// share notes the move of one of the blocks that a key is of, and returns the best
+// level of them all. Prompts that part within an engine block make different engine
+// blocks that begin with the same blocks of ours.
+func (r *preciseRank) share(key uint64, from, to int8) int8 {
+	levels, shared := r.shared[key]
+	if !shared {
+		if from != opGone {
+			return to
+		}
+		level := r.levelHeld(key)
+		if level == opGone {
+			return to
+		}
+		levels = []int8{level}
+	}
+	if i := slices.Index(levels, from); i >= 0 {
+		levels = slices.Delete(levels, i, i+1)
+	}
+	if to != opGone {
+		levels = append(levels, to)
+	}
+	if len(levels) > 1 {
+		if r.shared == nil {
+			r.shared = make(map[uint64][]int8)
+		}
+		r.shared[key] = levels
+	} else {
+		delete(r.shared, key)
+	}
+	best := levels[0]
+	for _, l := range levels {
+		if r.x.levels[l] > r.x.levels[best] {
+			best = l
+		}
+	}
+	return best
+}
+
+// levelHeld returns the level at which the rank is known to hold a key.
+func (r *preciseRank) levelHeld(key uint64) int8 {
+	r.flush()
+	x := r.x
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.held.Has(key, r.column) || x.guesses.bits.Distinct() > 0 && x.guesses.of(key, r.column) != 0 {
+		return opGone
+	}
+	for i, l := range x.lower {
+		if l.Has(key, r.column) {
+			return int8(i + 1)
+		}
+	}
+	return 0
 }
 
 // hold adds a reference to the hash whose first record is n.
@@ -424,7 +484,7 @@ func (r *preciseRank) hold(n uint32, place uint8) {
 	before := r.levelOf(n)
 	r.table.chain(n, place, r.keys)
 	if l := r.levelOf(n); l != before && !r.table.rec(n).part {
-		r.note(n, l)
+		r.note(n, before, l)
 	}
 }
 
@@ -432,13 +492,13 @@ func (r *preciseRank) hold(n uint32, place uint8) {
 func (r *preciseRank) drop(n, at uint32) uint32 {
 	before, hash := r.levelOf(n), r.table.rec(n).hash
 	if r.table.rec(at).next == 0 && at == n {
-		r.note(n, opGone)
+		r.note(n, before, opGone)
 		delete(r.tails, hash)
 		return r.table.unlink(n, at)
 	}
 	n = r.table.unlink(n, at)
 	if l := r.levelOf(n); l != before && !r.table.rec(n).part {
-		r.note(n, l)
+		r.note(n, before, l)
 	}
 	return n
 }
@@ -463,7 +523,7 @@ func (r *preciseRank) insert(hash uint64, place uint8, keys []uint64, part bool)
 	n := r.table.insert(hash, place, keys)
 	r.table.rec(n).part = part
 	if !part {
-		r.note(n, r.places[place].level)
+		r.note(n, opGone, r.places[place].level)
 	}
 }
 
@@ -774,5 +834,6 @@ func (r *preciseRank) bytes() int64 {
 	for _, t := range r.tails {
 		n += int64(cap(t.tokens)) + int64(cap(t.hashes))*8 + 64
 	}
+	n += int64(len(r.shared)) * 48
 	return n
 }
