@@ -6,6 +6,7 @@ import (
 	"net"
 	"os/signal"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -53,9 +54,15 @@ func newFakeVLLMCommand() *cobra.Command {
 				mu    sync.Mutex
 				first error
 			)
-			for _, addr := range addrs {
+			for i, addr := range addrs {
 				opt := o
 				opt.Listen = addr
+				if opt.KVEvents.Endpoint, err = portPlus(o.KVEvents.Endpoint, i); err != nil {
+					return usageError{fmt.Errorf("--kv-events: %w", err)}
+				}
+				if opt.KVEvents.Replay, err = portPlus(o.KVEvents.Replay, i); err != nil {
+					return usageError{fmt.Errorf("--kv-replay: %w", err)}
+				}
 				group.Go(func() {
 					err := fakevllm.Run(ctx, opt, func(s *fakevllm.Server) {
 						mu.Lock()
@@ -88,8 +95,25 @@ func newFakeVLLMCommand() *cobra.Command {
 	f.IntVar(&o.OutputTokens, "output-tokens", 64, "tokens of an answer whose request does not say")
 	f.BoolVar(&o.Instant, "instant", false, "answer at once, without an engine: for measuring proxies")
 	f.StringVar(&o.APIKey, "api-key", "", "bearer token that clients must send")
+	f.StringVar(&o.KVEvents.Endpoint, "kv-events", "", "publish KV events: tcp://*:PORT binds, tcp://HOST:PORT connects; one port up per replica where it binds")
+	f.StringVar(&o.KVEvents.Replay, "kv-replay", "", "serve past KV events on tcp://*:PORT, one port up per replica")
+	f.StringVar(&o.KVEvents.Topic, "kv-topic", "", "topic of KV events (default kv@HOST:PORT@MODEL)")
+	f.BoolVar(&o.KVEvents.Positional, "kv-positional", false, "KV events as arrays, as older engines send them")
 	f.StringVar(&faults, "faults", "", "faults from the start, as JSON (see POST /fake/faults)")
 	return cmd
+}
+
+// portPlus returns tcp://*:port with i added to a port that is not 0; any other endpoint as it is.
+func portPlus(endpoint string, i int) (string, error) {
+	host, port, ok := strings.Cut(endpoint, "*:")
+	if !ok || i == 0 || port == "0" {
+		return endpoint, nil
+	}
+	first, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || first+uint64(i) > 65535 {
+		return "", fmt.Errorf("%q: no port for replica %d", endpoint, i)
+	}
+	return host + "*:" + strconv.FormatUint(first+uint64(i), 10), nil
 }
 
 // portsFrom returns n addresses with consecutive ports; port 0 stays 0.

@@ -62,6 +62,8 @@ func (c *conn) route() error {
 		return c.post(c.resetPrefixCache)
 	case "/v1/models":
 		return c.get(c.listModels)
+	case "/kv_event_sources":
+		return c.get(c.kvEventSources)
 	case "/metrics":
 		return c.get(c.showMetrics)
 	case "/health":

@@ -89,6 +89,9 @@ func (c *conn) serverInfo() error {
 func (c *conn) resetPrefixCache() error {
 	c.s.mu.Lock()
 	done := c.s.engine.ClearCache()
+	if done && c.s.events != nil {
+		c.s.events.cleared = true // told with the next step
+	}
 	c.s.mu.Unlock()
 	return c.json(200, `{"success":`+strconv.FormatBool(done)+`}`)
 }

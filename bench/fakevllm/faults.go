@@ -54,7 +54,17 @@ const (
 	ModelsEmpty = "empty" // an empty list
 )
 
+// What Faults.KVReplay does to the answers of the replay server.
+const (
+	ReplayStall = "stall" // no answer
+	ReplayEmpty = "empty" // the end marker alone
+	ReplayHoles = "holes" // every third batch is missing
+	ReplayCut   = "cut"   // the connection ends after half of them
+	ReplayLie   = "lie"   // right numbers, other batches
+)
+
 var (
+	replayKinds = []string{"", ReplayStall, ReplayEmpty, ReplayHoles, ReplayCut, ReplayLie}
 	breakKinds  = []string{"", BreakStall, BreakReset, BreakClose, BreakError}
 	pageKinds   = []string{"", PageHang, PageMissing, PageDenied, PageBroken, PageGarbage}
 	metricKinds = append(slices.Clone(pageKinds), MetricsOld, MetricsBoth, MetricsNaN, MetricsNone, MetricsTwoEngines, MetricsTwoModels)
@@ -112,6 +122,15 @@ type Faults struct {
 	MetricsRunning *float64 `json:"metrics_running,omitempty"`
 	MetricsKVUsage *float64 `json:"metrics_kv_usage,omitempty"`
 
+	// The engine and what it publishes about its KV cache.
+	RestartEngine bool   `json:"restart_engine,omitempty"` // once: aborts everything, the cache is empty, batches are numbered from 0
+	KVDrop        int    `json:"kv_drop,omitempty"`        // the next so many batches are not sent; a replay has them
+	KVReorder     int    `json:"kv_reorder,omitempty"`     // the next so many batches go out behind the one that follows
+	KVGarbage     int    `json:"kv_garbage,omitempty"`     // the next so many batches cannot be read
+	KVDuplicate   bool   `json:"kv_duplicate,omitempty"`   // blocks are announced twice when stored, and when removed
+	KVFlood       int    `json:"kv_flood,omitempty"`       // once: so many batches without an effect
+	KVReplay      string `json:"kv_replay,omitempty"`      // see ReplayStall
+
 	// HangShutdown is how long open answers get no byte and no FIN once Shutdown
 	// was called; generation stops.
 	HangShutdown Duration `json:"hang_shutdown,omitempty"`
@@ -122,7 +141,7 @@ func (f *Faults) Validate() error {
 	for _, e := range []struct {
 		name, value string
 		allowed     []string
-	}{{"break", f.Break, breakKinds}, {"metrics", f.Metrics, metricKinds}, {"models", f.Models, modelKinds}} {
+	}{{"break", f.Break, breakKinds}, {"metrics", f.Metrics, metricKinds}, {"models", f.Models, modelKinds}, {"kv_replay", f.KVReplay, replayKinds}} {
 		if !slices.Contains(e.allowed, e.value) {
 			return fmt.Errorf("faults: %s is %q: use one of %s", e.name, e.value, strings.Join(e.allowed[1:], ", "))
 		}
@@ -138,6 +157,7 @@ func (f *Faults) Validate() error {
 		{"unasked_delay", int(f.UnaskedDelay), 0}, {"split_bytes", f.SplitBytes, 0}, {"split_delay", int(f.SplitDelay), 0}, {"event_delay", int(f.EventDelay), 0},
 		{"header_bytes", f.HeaderBytes, 0}, {"chunks", f.Chunks, 0}, {"chunk_bytes", f.ChunkBytes, 0},
 		{"chunk_interval", int(f.ChunkInterval), 0}, {"metrics_delay", int(f.MetricsDelay), 0}, {"hang_shutdown", int(f.HangShutdown), 0},
+		{"kv_drop", f.KVDrop, 0}, {"kv_reorder", f.KVReorder, 0}, {"kv_garbage", f.KVGarbage, 0}, {"kv_flood", f.KVFlood, 0},
 	} {
 		if e.value < e.low {
 			return fmt.Errorf("faults: %s is %d: use at least %d", e.name, e.value, e.low)
@@ -179,13 +199,17 @@ func ParseFaults(doc []byte) (Faults, error) {
 // after a number of times.
 type faultSet struct {
 	Faults
-	statusLeft, breakLeft atomic.Int64
+	statusLeft, breakLeft                    atomic.Int64
+	kvDropLeft, kvReorderLeft, kvGarbageLeft atomic.Int64
 }
 
 func newFaultSet(f Faults) *faultSet {
 	s := &faultSet{Faults: f}
 	s.statusLeft.Store(int64(f.StatusTimes))
 	s.breakLeft.Store(int64(f.BreakTimes))
+	s.kvDropLeft.Store(int64(f.KVDrop))
+	s.kvReorderLeft.Store(int64(f.KVReorder))
+	s.kvGarbageLeft.Store(int64(f.KVGarbage))
 	return s
 }
 
@@ -198,3 +222,6 @@ func (s *faultSet) takeStatus() bool {
 func (s *faultSet) takeBreak() bool {
 	return s.Break != "" && (s.BreakTimes == 0 || s.breakLeft.Add(-1) >= 0)
 }
+
+// take says whether this is one of the times that are left.
+func take(left *atomic.Int64) bool { return left.Load() > 0 && left.Add(-1) >= 0 }

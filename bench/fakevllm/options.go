@@ -28,6 +28,8 @@ type Options struct {
 	IdleTimeout     time.Duration // keep-alive, counted from the last answer; default 5 s, as uvicorn's
 	ShutdownTimeout time.Duration // what Run gives open answers to end; 0, vLLM's default, ends them with finish_reason "abort"
 
+	KVEvents KVEvents // what is published about the KV cache; nothing by default
+
 	Faults Faults // from the start
 }
 
@@ -76,6 +78,12 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Instant && o.Manual {
 		return o, fmt.Errorf("options: instant and manual exclude each other")
+	}
+	if o.Instant && o.KVEvents.Endpoint != "" {
+		return o, fmt.Errorf("options: instant has no KV cache that could be published: choose one")
+	}
+	if err := o.KVEvents.validate(); err != nil {
+		return o, err
 	}
 	return o, o.Faults.Validate()
 }

@@ -21,9 +21,12 @@ type Server struct {
 
 	mu       sync.Mutex
 	engine   *Engine
-	calls    []*choice // by slot of the engine
+	events   *publisher // nil: none
+	calls    []*choice  // by slot of the engine
 	decoding []*choice
 	metrics  pageStats
+
+	restarting bool // the engine begins anew when its step ends
 
 	faults atomic.Pointer[faultSet]
 
@@ -66,6 +69,13 @@ func Start(opt Options) (*Server, error) {
 	s.metrics.init()
 	s.count.init()
 	s.faults.Store(newFaultSet(Faults{}))
+	if opt.KVEvents.Endpoint != "" {
+		s.engine.TrackBlocks(true)
+		if s.events, err = newPublisher(s); err != nil {
+			_ = ln.Close()
+			return nil, err
+		}
+	}
 	s.listen(ln)
 	if !opt.Instant && !opt.Manual {
 		s.driver.Add(1)
@@ -179,6 +189,9 @@ func (s *Server) Close() {
 	s.listeners.Wait()
 	s.open.Wait()
 	s.driver.Wait()
+	if s.events != nil {
+		s.events.close()
+	}
 }
 
 // apply stores a valid set of faults and opens or closes the listener.
@@ -189,6 +202,14 @@ func (s *Server) apply(f Faults) error {
 		return errors.New("fakevllm: the server is closed")
 	}
 	s.faults.Store(newFaultSet(f))
+	if f.RestartEngine {
+		s.fault("restart_engine")
+		s.RestartEngine()
+	}
+	if f.KVFlood > 0 && s.events != nil {
+		s.fault("kv_flood")
+		s.events.flood(f.KVFlood)
+	}
 	if s.reopen != nil {
 		close(s.reopen)
 		s.reopen = nil

@@ -68,6 +68,9 @@ func (s *Server) submit(choices []*choice, salt string) error {
 			s.calls = append(s.calls, nil)
 		}
 		c.id, c.added = id, now
+		if s.events != nil {
+			s.events.track(id, c, hashes[i], salt)
+		}
 		s.calls[id.Slot()] = c
 		s.count.awaiting.Add(1)
 	}
@@ -100,6 +103,11 @@ func (s *Server) abort(choices []*choice) int {
 func (s *Server) abortAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.abortCalls()
+}
+
+// abortCalls is abortAll for who holds mu.
+func (s *Server) abortCalls() {
 	for _, c := range s.calls {
 		if c != nil {
 			s.abort([]*choice{c})
@@ -161,6 +169,11 @@ func (s *Server) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.engine.End()
+	if s.restarting {
+		s.restarted() // nobody has heard of this step
+	} else if s.events != nil {
+		s.events.step(r)
+	}
 	now := time.Now()
 	s.metrics.step(r.Tokens, now, len(s.decoding))
 	for _, id := range r.Finished {
