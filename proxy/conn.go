@@ -40,12 +40,14 @@ type conn struct {
 	cut      bool // by Shutdown
 
 	// Reading. stash is a byte that a read-ahead watcher has taken.
-	since     time.Time // phase begun
+	since     time.Time // of the last read, or of the last answer
+	head      time.Time // of the first byte of the request
 	first     bool      // no request has arrived yet
 	body      bool      // reading a body: the limit is between two reads
-	readArmed time.Time
+	readArmed time.Time // the deadlines that the poller knows
 	stash     []byte
 
+	clock     time.Time // about now: good enough for a deadline, and cheaper
 	sendArmed time.Time
 	reset     bool // an answer that has no other end than the connection's broke off
 	linger    bool // a refusal was sent while the client still sends
@@ -53,7 +55,8 @@ type conn struct {
 }
 
 func newConn(s *Server, c net.Conn) *conn {
-	k := &conn{Conn: c, raw: c, s: s, first: true, since: time.Now()}
+	now := time.Now()
+	k := &conn{Conn: c, raw: c, s: s, first: true, since: now, head: now, clock: now}
 	if t, ok := c.(*tls.Conn); ok {
 		k.raw = t.NetConn()
 	}
@@ -127,6 +130,9 @@ func (c *conn) reading() bool {
 	return connState(c.state.Load()) != connClosing
 }
 
+// answered says when the answer was complete.
+func (c *conn) answered(at time.Time) { c.since, c.clock = at, at }
+
 // waiting says that the answer is out and the next read is for another request.
 func (c *conn) waiting() {
 	c.body = false
@@ -135,27 +141,27 @@ func (c *conn) waiting() {
 
 // Read reads under the limit of the phase: idle_timeout for the first byte of a
 // further request, header_timeout for a head, body_timeout between two reads of
-// a body.
+// a body. The poller's deadline is moved only when it is too late, or has passed
+// too early: most reads cost no timer.
 func (c *conn) Read(p []byte) (int, error) {
 	if len(c.stash) > 0 {
 		n := copy(p, c.stash)
 		c.stash = c.stash[n:]
-		c.state.CompareAndSwap(int32(connIdle), int32(connReading))
+		c.arrived(time.Now())
 		return n, nil
 	}
 	limits := &c.s.live.Load().Server
-	now := time.Now()
 	idle := connState(c.state.Load()) == connIdle
 	var until time.Time
 	switch {
 	case c.body:
-		until = now.Add(limits.BodyTimeout)
+		until = c.since.Add(limits.BodyTimeout)
 	case idle && c.s.draining.Load():
 		return 0, io.EOF
 	case idle && !c.first:
-		until = now.Add(limits.IdleTimeout)
+		until = c.since.Add(limits.IdleTimeout)
 	default:
-		until = c.since.Add(limits.HeaderTimeout)
+		until = c.head.Add(limits.HeaderTimeout)
 	}
 	for {
 		if c.readArmed.IsZero() || c.readArmed.After(until) {
@@ -165,18 +171,28 @@ func (c *conn) Read(p []byte) (int, error) {
 			}
 		}
 		n, err := c.Conn.Read(p)
-		if n > 0 && idle {
-			c.since = time.Now()
-			if !c.state.CompareAndSwap(int32(connIdle), int32(connReading)) {
+		now := time.Now()
+		switch {
+		case n > 0:
+			if !c.arrived(now) {
 				return 0, io.EOF // closed by Shutdown a moment ago
 			}
-		}
-		if n == 0 && err != nil && errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(until) {
+		case err != nil && errors.Is(err, os.ErrDeadlineExceeded) && now.Before(until):
 			c.readArmed = time.Time{}
 			continue
 		}
 		return n, err
 	}
+}
+
+// arrived notes a read; false when Shutdown has closed the connection meanwhile.
+func (c *conn) arrived(now time.Time) bool {
+	c.since, c.clock = now, now
+	if connState(c.state.Load()) == connReading {
+		return true
+	}
+	c.head = now
+	return c.state.CompareAndSwap(int32(connIdle), int32(connReading))
 }
 
 // SetReadDeadline does nothing: see Read.
@@ -188,30 +204,25 @@ func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 // SetDeadline does nothing.
 func (c *conn) SetDeadline(time.Time) error { return nil }
 
-// Write writes all of p. A client that takes nothing for write_timeout is cut off.
-func (c *conn) Write(p []byte) (int, error) {
+// Write writes all of p. A client that takes nothing for about write_timeout (half
+// of it at least, one and a half times it at most) is cut off. The clock may be
+// late and the poller's deadline an earlier write's, so a first deadline that
+// passes only starts another, shorter one.
+func (c *conn) Write(p []byte) (written int, err error) {
 	limit := c.s.live.Load().Server.WriteTimeout
-	now := time.Now()
-	progress, written := now, 0
-	for {
-		// A deadline that is at least half the limit away is good enough: moving it
-		// costs more than a small write.
-		if c.sendArmed.Before(now.Add(limit / 2)) {
-			c.sendArmed = now.Add(limit)
+	for wait := limit; ; wait = limit / 2 {
+		if c.sendArmed.Before(c.clock.Add(wait / 2)) {
+			c.sendArmed = c.clock.Add(wait)
 			if err := c.Conn.SetWriteDeadline(c.sendArmed); err != nil {
 				return written, err
 			}
 		}
 		n, err := c.Conn.Write(p[written:])
 		written += n
-		if err == nil || c.raw != c.Conn || !errors.Is(err, os.ErrDeadlineExceeded) {
+		if err == nil || c.raw != c.Conn || n == 0 && wait < limit || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return written, err
 		}
-		if now = time.Now(); n > 0 {
-			progress = now
-		} else if now.Sub(progress) >= limit/2 {
-			return written, err
-		}
+		c.clock = time.Now()
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"time"
 )
 
 // A form (audio) streams through: only its first part is held, to find the model.
@@ -147,7 +148,7 @@ func (x *exchange) sendForm(c *upConn) error {
 	if chunked {
 		x.head = append(strconv.AppendInt(x.head, int64(len(first)), 16), "\r\n"...)
 	}
-	if err := c.send(x.head, first, stall, true); err != nil {
+	if err := c.send(x.rec.routed, x.head, first, stall, true); err != nil {
 		return err
 	}
 	buf := x.s.buffers.get(classes[2])
@@ -187,7 +188,7 @@ func (x *exchange) sendForm(c *upConn) error {
 			if c.probe() != probeQuiet {
 				return errEarly
 			}
-			if err := c.send(buf.b[from:to], nil, stall, true); err != nil {
+			if err := c.send(time.Now(), buf.b[from:to], nil, stall, true); err != nil {
 				return err
 			}
 		}

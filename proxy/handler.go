@@ -409,6 +409,7 @@ func (x *exchange) forward(router *routing.Router) {
 			x.s.o.Metrics.upstreamError(e, reasonRefused)
 			lease.Done(routing.Refused)
 			if next := x.reroute(router); next != nil {
+				x.rec.end = x.up.lastRead
 				x.release(x.rejected())
 				lease = next
 				continue
@@ -513,7 +514,7 @@ func (x *exchange) attempt() error {
 	for try := 0; ; try++ {
 		var c *upConn
 		if try == 0 && !streamed {
-			c = pool.reuse(x.live.upstream.IdleTimeout)
+			c = pool.reuse(x.rec.routed, x.live.upstream.IdleTimeout)
 		}
 		if c == nil {
 			if c, err = pool.dial(x.live.upstream, x.c.attach, x.c.detach); err != nil {
@@ -550,7 +551,7 @@ func (x *exchange) exchangeHead(c *upConn) error {
 	if x.rest != nil {
 		err = x.sendForm(c)
 	} else {
-		err = c.send(x.head, x.body.bytes(), l.StreamTimeout, false)
+		err = c.send(x.rec.routed, x.head, x.body.bytes(), l.StreamTimeout, false)
 	}
 	x.rec.sent = time.Now()
 	early := err != nil
@@ -584,7 +585,7 @@ func (x *exchange) exchangeHead(c *upConn) error {
 		}
 	}
 	x.resp.keep = x.resp.keep && !early
-	x.rec.header = time.Now()
+	x.rec.header, x.c.clock = c.lastRead, c.lastRead
 	return nil
 }
 
@@ -750,7 +751,7 @@ func (x *exchange) relay() {
 		x.lease.FirstToken() // an engine sends a plain answer when all of it is there
 	}
 	x.tap.reset(x.route.ending)
-	x.body.release()
+	x.letBodyGo()
 	if x.resp.kind == bodyEmpty {
 		x.noBody()
 		return
@@ -764,6 +765,16 @@ func (x *exchange) relay() {
 		return
 	}
 	x.start(events)
+}
+
+// letBodyGo gives the request's body back: an answer is there, so it is not sent
+// again. What the lease still needs of it is copied.
+func (x *exchange) letBodyGo() {
+	r := &x.req
+	n := len(r.Model)
+	x.names = append(append(x.names[:0], r.Model...), r.Salt...)
+	r.Model, r.Salt, r.Body = x.names[:n:n], x.names[n:], nil
+	x.body.release()
 }
 
 const replicaHeader = "x-kvgate-replica"

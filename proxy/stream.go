@@ -38,6 +38,7 @@ type exchange struct {
 	req      routing.Request
 	lease    *routing.Lease
 	head     []byte // scratch: the request's head as it is sent on
+	names    []byte // scratch: the request's model and salt, when its body is gone
 
 	up      *upConn
 	resp    response
@@ -85,7 +86,7 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 	x.c, x.ctx = c, ctx
 	x.route = &unknownRoute
 	x.declared = 0
-	x.rec = record{start: time.Now(), client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
+	x.rec = record{start: c.since, client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
 	x.outcome = routing.Canceled
 	x.counted, x.streaming, x.whole, x.between, x.spent = false, false, false, false, false
 	x.answer = body{}
@@ -95,6 +96,8 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 // end closes the exchange. It is called once, on every way a request can take.
 func (x *exchange) end() {
 	s, rec := x.s, &x.rec
+	rec.end = time.Now()
+	x.c.answered(rec.end)
 	s.watcher.end(x.c)
 	switch {
 	case x.c.wasCut():
@@ -122,7 +125,6 @@ func (x *exchange) end() {
 		x.lease = nil
 	}
 	x.body.release()
-	rec.end = time.Now()
 	s.o.Metrics.observe(rec)
 	s.access.write(rec)
 	if x.counted {
@@ -159,7 +161,7 @@ func (x *exchange) release(clean bool) {
 	x.up = nil
 	x.c.detach()
 	if clean {
-		c.pool.put(c)
+		c.pool.put(c, x.rec.end)
 		return
 	}
 	if x.answer.done && c.leftover() > 0 {
@@ -209,6 +211,7 @@ func (x *exchange) advance() error {
 	}
 	var err error
 	if x.from, x.to, err = x.answer.next(x.up); err == nil {
+		x.c.clock = x.up.lastRead
 		return x.look()
 	}
 	x.from, x.to = 0, 0
@@ -225,7 +228,7 @@ func (x *exchange) look() error {
 	switch {
 	case x.rec.stream:
 		if x.tap.feed(p) {
-			x.rec.firstTok = time.Now()
+			x.rec.firstTok = x.up.lastRead
 			x.lease.FirstToken()
 		}
 	case x.resp.encoded:

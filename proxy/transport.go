@@ -207,7 +207,7 @@ func (p *pool) expire(before time.Time) bool {
 
 // reuse returns an idle connection on which nothing is waiting to be read, nil
 // when there is none.
-func (p *pool) reuse(limit time.Duration) *upConn {
+func (p *pool) reuse(now time.Time, limit time.Duration) *upConn {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -219,7 +219,7 @@ func (p *pool) reuse(limit time.Duration) *upConn {
 		p.idle[n-1] = nil
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
-		if time.Since(c.idleSince) >= limit {
+		if now.Sub(c.idleSince) >= limit {
 			c.abort()
 			continue
 		}
@@ -237,10 +237,10 @@ func (p *pool) reuse(limit time.Duration) *upConn {
 }
 
 // put keeps a connection for its next use, or closes it.
-func (p *pool) put(c *upConn) {
+func (p *pool) put(c *upConn, now time.Time) {
 	p.t.buffers.put(c.buf)
 	c.buf = nil
-	c.idleSince = time.Now()
+	c.idleSince = now
 	p.mu.Lock()
 	if len(p.idle) >= p.t.limits.Load().MaxIdle {
 		p.mu.Unlock()
@@ -400,8 +400,7 @@ func (c *upConn) read(p []byte) (int, error) {
 
 // send writes a request, or a part of a long one. errEarly means that the
 // replica answered before it had taken everything.
-func (c *upConn) send(head, body []byte, stall time.Duration, part bool) error {
-	now := time.Now()
+func (c *upConn) send(now time.Time, head, body []byte, stall time.Duration, part bool) error {
 	if c.pool.secure {
 		if err := c.SetWriteDeadline(now.Add(stall)); err != nil {
 			return err
