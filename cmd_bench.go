@@ -94,6 +94,7 @@ func newFakeVLLMCommand() *cobra.Command {
 	f.Float64Var(&o.Speed, "speed", 1, "time compression")
 	f.IntVar(&o.OutputTokens, "output-tokens", 64, "tokens of an answer whose request does not say")
 	f.BoolVar(&o.Instant, "instant", false, "answer at once, without an engine: for measuring proxies")
+	f.BoolVar(&o.NoUsageDetail, "no-usage-detail", false, "usage without cached_tokens, as vLLM without --enable-prompt-tokens-details")
 	f.StringVar(&o.APIKey, "api-key", "", "bearer token that clients must send")
 	f.StringVar(&o.KVEvents.Endpoint, "kv-events", "", "publish KV events: tcp://*:PORT binds, tcp://HOST:PORT connects; one port up per replica where it binds")
 	f.StringVar(&o.KVEvents.Replay, "kv-replay", "", "serve past KV events on tcp://*:PORT, one port up per replica")

@@ -189,6 +189,7 @@ type ProxyReport struct {
 	Machine  Machine           `json:"machine"`
 	Versions map[string]string `json:"versions"`
 	Skipped  []string          `json:"skipped,omitempty"` // systems that are not here, and why
+	Notes    []string          `json:"notes,omitempty"`   // what may make the figures wrong
 	Rounds   int               `json:"rounds"`
 	Window   float64           `json:"window_seconds"`
 	Replicas int               `json:"replicas"`

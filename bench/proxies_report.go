@@ -261,6 +261,9 @@ func (r *ProxyReport) Table(w io.Writer) {
 	for _, s := range r.Skipped {
 		_, _ = fmt.Fprintln(w, "not measured:", s)
 	}
+	for _, s := range r.Notes {
+		_, _ = fmt.Fprintln(w, "note:", s)
+	}
 }
 
 func (g *ProxyGoal) columns() []string {
@@ -301,6 +304,9 @@ func (r *ProxyReport) Markdown(w io.Writer, prefix string, plots []string) error
 	line("- Numbers are medians over rounds, the lowest and highest in brackets.")
 	for _, s := range r.Skipped {
 		line("- Not measured: %s.", s)
+	}
+	for _, s := range r.Notes {
+		line("- Note: %s.", s)
 	}
 	line("\n## Goals\n\n| what | cell | metric | kvgate | against | ratio | goal | verdict |\n| --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
 	for _, g := range r.Goals {

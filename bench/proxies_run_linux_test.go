@@ -63,6 +63,7 @@ func TestStandIn(t *testing.T) {
 	}
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.FlushInterval = -1
+	fmt.Println(strings.Repeat("talks too much ", maxLog/10))
 	go func() { _ = http.ListenAndServe(values("--listen")[0], proxy) }()
 	if slices.Contains(args, "--admin-pprof") {
 		admin := http.NewServeMux()
@@ -110,6 +111,9 @@ func TestRunProxies(t *testing.T) {
 	}
 	if got, err := os.ReadFile(filepath.Join(o.Profiles, "kvgate-plain-1k.pprof")); string(got) != "profile" {
 		t.Errorf("got profile %q, %v, want one", got, err)
+	}
+	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "kvgate wrote ") {
+		t.Errorf("notes: got %q, want one about the log", r.Notes)
 	}
 	if got, want := strings.Count(progress.String(), "\n"), 6; got != want {
 		t.Errorf("progress: got %d lines, want %d:\n%s", got, want, progress.String())

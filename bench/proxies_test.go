@@ -175,7 +175,7 @@ func TestGoalsAreReal(t *testing.T) {
 func TestReportFiles(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "results")
 	r := testReport()
-	r.Skipped = []string{"haproxy is not installed"}
+	r.Skipped, r.Notes = []string{"haproxy is not installed"}, []string{"so much log"}
 	if err := r.WriteFiles(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestReportFiles(t *testing.T) {
 	page := read("proxies.md")
 	for _, want := range []string{
 		"| CPU | plain-1k | cpu | 0.1000 | envoy 0.3000 | 0.33 | < 1 | pass |", "| plain-1k | 900 (900 to 900) |  | 110 (100 to 120) | 230 (200 to 260) |",
-		"![cpu](proxies-cpu.svg)", "envoy 1.2", "- open-512k, kvgate: round 0", "Not measured: haproxy is not installed", "| FAILED |",
+		"![cpu](proxies-cpu.svg)", "envoy 1.2", "- open-512k, kvgate: round 0", "Not measured: haproxy is not installed", "Note: so much log", "| FAILED |",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("proxies.md: got no %q in\n%s", want, page)
@@ -217,7 +217,7 @@ func TestReportFiles(t *testing.T) {
 	}
 	var table strings.Builder
 	r.Table(&table)
-	for _, want := range []string{"FAILED: open-512k, kvgate", "not measured: haproxy", "pass"} {
+	for _, want := range []string{"FAILED: open-512k, kvgate", "not measured: haproxy", "note: so much log", "pass"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("table: got no %q in\n%s", want, table.String())
 		}
