@@ -135,6 +135,7 @@ var (
 	usageKey   = []byte(`"usage"`)
 	errorStart = []byte(`{"error"`)
 	typeKey    = []byte(`"type"`)
+	keyEnd     = []byte(`":`)
 )
 
 // take reads one line without its line end, in two parts when it is very long.
@@ -241,41 +242,39 @@ func skipSpace(b []byte) []byte {
 	return b
 }
 
-// contentKeys hold what a client waits for. In the first chunk of a chat, which
-// has the role alone, they are empty or null.
-var contentKeys = [...][]byte{
-	[]byte(`"content"`), []byte(`"text"`), []byte(`"reasoning"`), []byte(`"reasoning_content"`),
-	[]byte(`"tool_calls"`), []byte(`"function_call"`), []byte(`"refusal"`), []byte(`"token_ids"`), []byte(`"finish_reason"`),
-}
-
-// chunkContent says whether a chunk of OpenAI's APIs carries content.
+// chunkContent says whether a chunk of OpenAI's APIs carries what a client waits
+// for. In the first chunk of a chat, which has the role alone, the fields are
+// empty or null.
 func chunkContent(data []byte) bool {
-	for _, key := range contentKeys {
-		for b := data; ; {
-			i := bytes.Index(b, key)
-			if i < 0 {
-				break
-			}
-			b = b[i+len(key):]
-			v, ok := value(b)
-			if !ok || len(v) < 2 {
-				continue
-			}
-			switch v[0] {
-			case '"':
-				if v[1] != '"' {
-					return true
-				}
-			case '[':
-				if in := skipSpace(v[1:]); len(in) > 0 && in[0] != ']' {
-					return true
-				}
-			case '{':
+	for from := 0; ; {
+		i := bytes.Index(data[from:], keyEnd)
+		if i < 0 {
+			return false
+		}
+		i += from
+		from = i + len(keyEnd)
+		switch string(data[bytes.LastIndexByte(data[:i], '"')+1 : i]) {
+		case "content", "text", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "token_ids", "finish_reason":
+		default:
+			continue
+		}
+		v := skipSpace(data[from:])
+		if len(v) < 2 {
+			continue
+		}
+		switch v[0] {
+		case '"':
+			if v[1] != '"' {
 				return true
 			}
+		case '[':
+			if in := skipSpace(v[1:]); len(in) > 0 && in[0] != ']' {
+				return true
+			}
+		case '{':
+			return true
 		}
 	}
-	return false
 }
 
 // engineFailed says whether an error event is the engine's failure, and not

@@ -53,7 +53,7 @@ func TestTap(t *testing.T) {
 	f("role alone is no content", endingDone, roleEvent, tapResult{Events: 1, Usage: none, Boundary: true})
 	f("null content is none", endingDone, `data: {"choices":[{"delta":{"content":null,"reasoning":"","tool_calls":[ ]}}]}`+"\n\n", tapResult{Events: 1, Usage: none, Boundary: true})
 	f("content", endingDone, roleEvent+event("a"), tapResult{Events: 2, Usage: none, Content: true, Boundary: true})
-	for _, delta := range []string{`"reasoning_content":"x"`, `"reasoning" : "x"`, `"tool_calls":[{"index":0}]`, `"content":[{"type":"text"}]`, `"refusal":"no"`} {
+	for _, delta := range []string{`"reasoning_content":"x"`, `"reasoning": "x"`, `"tool_calls":[{"index":0}]`, `"content":[{"type":"text"}]`, `"refusal":"no"`} {
 		f("content "+delta, endingDone, `data: {"choices":[{"delta":{`+delta+`}}]}`+"\n\n", tapResult{Events: 1, Usage: none, Content: true, Boundary: true})
 	}
 	f("text of a completion", endingDone, `data: {"choices":[{"text":"x"}]}`+"\n\n", tapResult{Events: 1, Usage: none, Content: true, Boundary: true})
