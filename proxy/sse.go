@@ -132,7 +132,7 @@ var (
 	fieldData  = []byte("data:")
 	fieldEvent = []byte("event:")
 	doneMark   = []byte("[DONE]")
-	usageKey   = []byte(`"usage"`)
+	usageKey   = []byte(`usage"`) // without its first quote: a search for a frequent byte is slow
 	errorStart = []byte(`{"error"`)
 	typeKey    = []byte(`"type"`)
 	keyEnd     = []byte(`":`)
@@ -309,15 +309,18 @@ func engineFailed(data []byte) bool {
 
 // readUsage looks for usage objects; what the last one tells counts.
 func readUsage(b []byte, u *usage) {
-	for {
-		i := bytes.Index(b, usageKey)
+	for from := 0; ; {
+		i := bytes.Index(b[from:], usageKey)
 		if i < 0 {
 			return
 		}
-		b = b[i+len(usageKey):]
-		v, ok := value(b)
-		if ok && len(v) > 0 && v[0] == '{' {
-			b = v[usageObject(v, u, 0):]
+		i += from
+		from = i + len(usageKey)
+		if i == 0 || b[i-1] != '"' {
+			continue
+		}
+		if v, ok := value(b[from:]); ok && len(v) > 0 && v[0] == '{' {
+			from = len(b) - len(v) + usageObject(v, u, 0)
 		}
 	}
 }
