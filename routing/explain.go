@@ -140,6 +140,11 @@ func (ex *Explanation) picked(c []Candidate, totals []float64, picked, ties int)
 	ex.Winner, ex.Ties = c[picked].Endpoint.DisplayName(), ties
 }
 
+// seeder is an observer to which Picked is no proof.
+type seeder interface {
+	seed(ch *chain, e *Endpoint)
+}
+
 // Seed records that an endpoint holds the first match blocks of the request's
 // prompt: for explaining against a saved fleet.
 func (r *Router) Seed(req *Request, e *Endpoint, match int) error {
@@ -157,6 +162,10 @@ func (r *Router) Seed(req *Request, e *Endpoint, match int) error {
 		}
 		ch.hashes, ch.ends = ch.hashes[:match], []int{match}
 		ch.fresh = nil
+		if s, ok := o.Observer.(seeder); ok {
+			s.seed(&ch, e)
+			continue
+		}
 		o.Picked(req, &ch, e)
 	}
 	return nil

@@ -443,6 +443,15 @@ func (p *preciseProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
 	}
 }
 
+// seed implements seeder.
+func (p *preciseProducer) seed(ch *chain, e *Endpoint) {
+	p.index.mu.Lock()
+	defer p.index.mu.Unlock()
+	for _, key := range ch.hashes {
+		p.index.set(blockOp{key, 0}, p.index.ranks(e)[0].column)
+	}
+}
+
 // Undo takes back what Picked expected.
 func (p *preciseProducer) Undo(_ *Request, ch *chain, e *Endpoint) {
 	x := p.index

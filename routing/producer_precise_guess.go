@@ -13,10 +13,15 @@ import "kvgate/kvindex"
 type guesses struct {
 	ttl   int64            // nanoseconds, 0 when there are none
 	bits  *kvindex.Holders // key -> column*8 + generation%8
-	lists [guessGenerations][]guess
-	from  [guessGenerations]int // what of a list is still to go
-	next  int64                 // first generation that is not all gone
+	lists [guessGenerations]guessList
 	total int
+}
+
+// guessList is what was guessed in one generation.
+type guessList struct {
+	generation int64
+	items      []guess
+	from       int // first of items that is not gone
 }
 
 type guess struct {
@@ -64,8 +69,12 @@ func (g *guesses) confirm(key uint64, column int) { g.drop(key, column) }
 // holder map, and appends those to fresh that were not. The caller holds mu.
 func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []uint64 {
 	g := &x.guesses
-	x.expire(now, 0)
 	generation := g.generation(now)
+	list := &g.lists[generation%guessGenerations]
+	if list.generation != generation {
+		x.expireList(list, len(list.items)) // those of eight generations before
+		list.generation = generation
+	}
 	again := g.bits.Distinct() > 0
 	if !again {
 		keys, n = keys[n:], 0
@@ -81,8 +90,7 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 			continue // certain
 		}
 		if g.bits.Add(key, guessSlot(column, generation)) {
-			list := &g.lists[generation%guessGenerations]
-			*list = append(*list, guess{key, int32(column)})
+			list.items = append(list.items, guess{key, int32(column)})
 			x.columns[column].guesses++
 			g.total++
 		}
@@ -90,47 +98,37 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 	return fresh
 }
 
-// expire takes old guesses away, at most budget of them unless their list is
-// needed for new ones. The caller holds mu.
+// expire takes old guesses away, at most budget of them. The caller holds mu.
 func (x *preciseIndex) expire(now int64, budget int) {
 	g := &x.guesses
-	if g.ttl == 0 {
-		return
-	}
-	current := g.generation(now)
 	if g.total == 0 {
-		g.next = current - guessLives + 1
 		return
 	}
-	if g.next < current-2*guessGenerations {
-		g.next = current - 2*guessGenerations // every list is named once among these
-	}
-	for ; g.next <= current-guessLives; g.next++ {
-		i := g.next % guessGenerations
-		list := g.lists[i][g.from[i]:]
-		must := g.next <= current-guessGenerations
-		if !must {
-			list = list[:min(len(list), max(budget, 0))]
+	oldest := g.generation(now) - guessLives
+	for i := range g.lists {
+		if l := &g.lists[i]; l.generation <= oldest {
+			budget -= x.expireList(l, budget)
 		}
-		for _, q := range list {
-			x.expireOne(q, i)
-		}
-		budget -= len(list)
-		if g.from[i] += len(list); g.from[i] < len(g.lists[i]) {
-			return
-		}
-		g.lists[i], g.from[i] = kept(g.lists[i], maxKeptItems), 0
 	}
 }
 
-func (x *preciseIndex) expireOne(q guess, generation int64) {
+// expireList takes up to n guesses of one generation away and returns how many.
+func (x *preciseIndex) expireList(l *guessList, n int) int {
 	g := &x.guesses
-	column := int(q.column)
-	if g.bits.Remove(q.key, guessSlot(column, generation)) && g.of(q.key, column) == 0 {
-		x.held.Remove(q.key, column)
+	part := l.items[l.from:]
+	part = part[:min(len(part), n)]
+	for _, q := range part {
+		column := int(q.column)
+		if g.bits.Remove(q.key, guessSlot(column, l.generation)) && g.of(q.key, column) == 0 {
+			x.held.Remove(q.key, column)
+		}
+		x.columns[column].guesses--
 	}
-	g.total--
-	x.columns[column].guesses--
+	g.total -= len(part)
+	if l.from += len(part); l.from == len(l.items) {
+		l.items, l.from = kept(l.items, maxKeptItems), 0
+	}
+	return len(part)
 }
 
 // unguess takes keys back that guess has reported as new. The caller holds mu.
@@ -146,7 +144,7 @@ func (x *preciseIndex) unguess(column int, keys []uint64) {
 func (g *guesses) bytes() int64 {
 	n := g.bits.Bytes()
 	for i := range g.lists {
-		n += int64(cap(g.lists[i])) * 16
+		n += int64(cap(g.lists[i].items)) * 16
 	}
 	return n
 }
