@@ -39,6 +39,8 @@ type conn struct {
 	gone     bool
 	cut      bool // by Shutdown
 
+	framing framer
+
 	// Reading. stash is a byte that a read-ahead watcher has taken.
 	since     time.Time // of the last read, or of the last answer
 	head      time.Time // of the first byte of the request
@@ -139,11 +141,14 @@ func (c *conn) waiting() {
 	c.state.Store(int32(connIdle))
 }
 
-// Read reads under the limit of the phase: idle_timeout for the first byte of a
+// Read hands on what the strict reader lets pass.
+func (c *conn) Read(p []byte) (int, error) { return c.framing.read(p, c.readRaw) }
+
+// readRaw reads under the limit of the phase: idle_timeout for the first byte of a
 // further request, header_timeout for a head, body_timeout between two reads of
 // a body. The poller's deadline is moved only when it is too late, or has passed
 // too early: most reads cost no timer.
-func (c *conn) Read(p []byte) (int, error) {
+func (c *conn) readRaw(p []byte) (int, error) {
 	if len(c.stash) > 0 {
 		n := copy(p, c.stash)
 		c.stash = c.stash[n:]
@@ -195,7 +200,7 @@ func (c *conn) arrived(now time.Time) bool {
 	return c.state.CompareAndSwap(int32(connIdle), int32(connReading))
 }
 
-// SetReadDeadline does nothing: see Read.
+// SetReadDeadline does nothing: see readRaw.
 func (c *conn) SetReadDeadline(time.Time) error { return nil }
 
 // SetWriteDeadline does nothing: see Write.

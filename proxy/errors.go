@@ -29,6 +29,7 @@ var (
 		message: "the request's head is ambiguous: one Content-Length or Transfer-Encoding: chunked, one header field per line"}
 	refuseHead      = &refusal{status: fasthttp.StatusBadRequest, code: "invalid_request", hangUp: true, message: "the request's head could not be read"}
 	refuseHeadSize  = &refusal{status: fasthttp.StatusRequestHeaderFieldsTooLarge, code: "header_too_large", hangUp: true, message: "the request's head is larger than limits.header"}
+	refuseFields    = &refusal{status: fasthttp.StatusRequestHeaderFieldsTooLarge, code: "header_too_large", hangUp: true, message: "the request has more than 100 header fields"}
 	refuseSlow      = &refusal{status: fasthttp.StatusRequestTimeout, code: "request_timeout", hangUp: true, message: "the request did not arrive in time"}
 	refuseBodyRead  = &refusal{status: fasthttp.StatusBadRequest, code: "invalid_body", hangUp: true, message: "the request's body is framed badly"}
 	refuseBodySize  = &refusal{status: fasthttp.StatusRequestEntityTooLarge, code: "request_too_large", hangUp: true, message: "the request's body is larger than limits.body"}

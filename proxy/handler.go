@@ -118,6 +118,8 @@ func (s *Server) errorHandler(ctx *fasthttp.RequestCtx, err error) {
 // expect decides on a request that waits for a 100 before it sends its body.
 func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	c, ok := ctx.Conn().(*conn)
+	case c.framing.refused:
+		x.refuse(refuseFraming)
 	if !ok || !c.reading() {
 		return fasthttp.StatusServiceUnavailable
 	}
@@ -175,9 +177,6 @@ func (x *exchange) admit() *refusal {
 	if rt.kind == kindProxy && bit != methodOptions && x.s.draining.Load() {
 		return refuseDraining
 	}
-	if e := x.field(fieldExpect); len(e) > 0 && !equalFold(e, "100-continue") {
-		return refuseExpect
-	}
 	if (rt.reading == readNone || bit == methodOptions) && x.declared != 0 {
 		return refuseNoBody
 	}
@@ -223,6 +222,9 @@ func (x *exchange) readHead(raw []byte) *refusal {
 			x.declared = -1
 		case fieldHost:
 			hosts++
+	if len(x.fields) > maxFields {
+		return refuseFields
+	}
 		}
 	}
 	if lengths > 0 && codings > 0 || hosts > 1 {
@@ -240,6 +242,10 @@ func (x *exchange) field(id fieldID) []byte {
 		}
 	}
 	return nil
+		case fieldExpect:
+			if len(f.value) > 0 && !equalFold(f.value, "100-continue") {
+				return refuseExpect
+			}
 }
 
 // Header implements routing.Headers.

@@ -245,8 +245,8 @@ func (t *routes) find(path []byte, passthrough []string) *route {
 // authority of the Host header and loses it.
 func target(uri, host []byte) (path, origin []byte, r *refusal) {
 	if len(uri) > 0 && uri[0] != '/' {
-		i := bytes.Index(uri, []byte("://"))
-		if i < 0 {
+		scheme, rest, ok := bytes.Cut(uri, []byte("://"))
+		if !ok || !equalFold(scheme, "http") && !equalFold(scheme, "https") {
 			return nil, nil, refuseTarget
 		}
 		rest := uri[i+3:]
@@ -294,6 +294,9 @@ func target(uri, host []byte) (path, origin []byte, r *refusal) {
 		}
 		if c == '.' {
 			dots++
+		if c == ';' && other == 0 && (dots == 1 || dots == 2) {
+			return nil, nil, refuseTarget // some take the parameters off first
+		}
 		} else {
 			other++
 		}

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"go.uber.org/zap"
@@ -197,19 +198,25 @@ func (a *approxProducer) Undo(_ *Request, ch *chain, e *Endpoint) {
 	ch.fresh = ch.fresh[:0]
 }
 
-// Learning an endpoint's capacity from what its engine says: multiplicative
-// decrease when it holds less of a prompt than predicted, a slower increase when
-// the prediction holds, a faster one when it holds more. The bounds are factors of
-// the told (or configured) capacity.
+// Learning an endpoint's capacity from what its engine says of every answered
+// prompt. The factor on the told (or configured) capacity moves by learnGain
+// times the part of the prompt that was predicted wrongly: down for blocks that
+// the engine had dropped, up for blocks that it still held. Blocks that were held
+// as predicted bring a factor below 1 back by learnKept of that, so that it
+// settles where about one block in 1/learnKept is wrong: with the true capacity
+// it is one in 30 to 200, with a quarter more one in five to 15
+// (docs/routing-quality.md).
 const (
-	learnLess, learnKept, learnMore = 0.97, 1.003, 1.02
-	learnLeast, learnMost           = 1.0 / 16, 16.0
-	learnSlack                      = 2 // blocks: the engine's blocks and ours do not end at the same places
+	learnGain             = 0.05
+	learnKept             = 0.03
+	learnSlack            = 2 // blocks: the engine's blocks and ours do not end at the same places
+	learnLeast, learnMost = 1.0 / 16, 16.0
 )
 
 // Told corrects the capacity of the endpoint's LRU.
 func (a *approxProducer) Told(ch *chain, e *Endpoint, matched int, cached float64) {
-	if !a.autoTune || len(ch.hashes) <= learnSlack {
+	blocks := float64(len(ch.hashes))
+	if !a.autoTune || blocks <= learnSlack {
 		return
 	}
 	for len(a.store.learned) <= e.slot {
@@ -219,16 +226,17 @@ func (a *approxProducer) Told(ch *chain, e *Endpoint, matched int, cached float6
 	if l.endpoint != e {
 		*l = learnedCapacity{endpoint: e, factor: 1}
 	}
-	held := cached * float64(len(ch.hashes))
-	switch {
-	case float64(matched) > held+learnSlack:
-		l.factor *= learnLess
-	case held > float64(matched)+learnSlack:
-		l.factor *= learnMore
-	case matched > 0 && l.factor < 1:
-		l.factor = min(1, l.factor*learnKept)
+	expected, held := float64(matched), min(max(cached, 0), 1)*blocks
+	most := learnMost
+	wrong := held - expected
+	if math.Abs(wrong) <= learnSlack {
+		wrong = 0
+		most = max(l.factor, 1)
 	}
-	l.factor = min(max(l.factor, learnLeast), learnMost)
+	if l.factor < 1 {
+		wrong += learnKept * min(expected, held)
+	}
+	l.factor = min(max(l.factor*(1+learnGain*wrong/blocks), learnLeast), most)
 }
 
 // learnedCapacity is the correction of one endpoint's capacity.

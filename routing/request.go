@@ -93,6 +93,7 @@ func (r *Request) Reset() {
 	clear(r.Exclude)
 	r.Exclude = r.Exclude[:0]
 	r.scratch = kept(r.scratch, maxKeptBytes)
+	r.given, r.givenTokens = nil, 0
 	r.work.reset()
 }
 
