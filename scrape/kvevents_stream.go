@@ -465,9 +465,6 @@ func (s *kvStream) complete() {
 
 // incomplete tells the sink that events were lost for good.
 func (s *kvStream) incomplete(why string) {
-	if s.why == "" {
-		s.log.Warn("KV events are incomplete: what was known of the replica's cache is dropped", zap.String("reason", why))
-	}
 	s.group.source.Sink.Incomplete(s.endpoint, s.rank, why)
 	s.why, s.clean = why, true
 }
