@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"kvgate/configs"
+	"kvgate/proxy"
 	"kvgate/routing"
 	"kvgate/scrape"
 )
@@ -77,6 +78,7 @@ func check(load func() (*configs.Loaded, error)) (checkReport, error) {
 	if loaded != nil {
 		report.Settings = loaded.Rows()
 		problems.Add(report.scheduling(&loaded.Settings))
+		problems.Add(proxy.CheckFiles(&loaded.Settings))
 	}
 	err = problems.Err()
 	report.OK = err == nil

@@ -326,6 +326,8 @@ func TestDocsExamples(t *testing.T) {
 				if cfg, err = configs.ParseScheduling(file, []byte(text)); err == nil && !strings.Contains(text, "headroom-scorer") {
 					_, err = routing.New(cfg, routing.NewFleet(time.Now, time.Second, zap.NewNop()), 1)
 				}
+			} else if strings.HasPrefix(text, "keys:") {
+				_, err = configs.ParseKeys(file, []byte(text))
 			} else {
 				path := filepath.Join(t.TempDir(), "settings.yaml")
 				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -18,6 +18,7 @@ type Settings struct {
 	Log      Log      `mapstructure:"log"`
 	Server   Server   `mapstructure:"server"`
 	Limits   Limits   `mapstructure:"limits"`
+	Auth     Auth     `mapstructure:"auth"`
 	Upstream Upstream `mapstructure:"upstream"`
 	Scrape   Scrape   `mapstructure:"scrape"`
 	Drain    Drain    `mapstructure:"drain"`
@@ -58,6 +59,11 @@ type Limits struct {
 	Header         Size `mapstructure:"header" usage:"size of a request head"`
 	UpstreamHeader Size `mapstructure:"upstream_header" usage:"size of the response head of a replica"`
 	Buffered       Size `mapstructure:"buffered" usage:"size of all request bodies in memory"`
+}
+
+// Auth configures who may use the data listener.
+type Auth struct {
+	KeysFile string `mapstructure:"keys_file" usage:"file of the API keys that clients must send; empty: everyone may ask"`
 }
 
 // Upstream configures the connections to the replicas.

@@ -264,7 +264,7 @@ func TestLoadSettingsErrors(t *testing.T) {
 	f("section of a wrong type", "upstream: 4s\n", none, none,
 		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file)`)
 	f("a list", "- a\n", none, none,
-		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, upstream, scrape, drain, routes, headers, admin)")
+		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, auth, upstream, scrape, drain, routes, headers, admin)")
 	f("syntax", "a: [\n", none, none, "kvgate.yaml:1: did not find expected node content")
 	f("list item of a wrong type", "routes: {passthrough: [/a, 5]}\n", none, none, "kvgate.yaml:1:28: routes.passthrough[1]: wants a string, got the number 5 (put it in quotes)")
 	f("replica without name", "replicas: ['=http://a']\n", none, none, "kvgate.yaml:1:12: replicas[0]: the name of the replica is empty: write NAME=URL, or URL alone")

@@ -59,6 +59,7 @@ func (l *accessLog) write(r *record) {
 	}
 	text("request_id", r.id)
 	text("client", r.client)
+	text("key", r.key)
 	text("method", r.method)
 	text("route", r.route)
 	text("model", r.model)

@@ -42,7 +42,7 @@ func TestAccessLog(t *testing.T) {
 			t.Errorf("line:\n got %s\nwant %s", out.String(), want)
 		}
 	}
-	f(t, func(r *record) {}, `{"level":"info","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","method":"POST",
+	f(t, func(r *record) {}, `{"level":"info","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","key":"alice","method":"POST",
 		"route":"/v1/chat/completions","model":"m","replica":"a","status":200,"dur_ms":2115,"ttft_ms":115,
 		"read_ms":1,"route_ms":2,"connect_ms":4,"header_ms":8,"bytes_in":8192,"bytes_out":4096,"events":13,
 		"in_tok":100,"cached_tok":64,"out_tok":11,"pick_reason":"prefix_hit","match_blocks":3,"total_blocks":4,"predicted_tok":192,"ties":1,"phase":"done"}`)
@@ -51,12 +51,12 @@ func TestAccessLog(t *testing.T) {
 		r.clientEnd, r.status, r.phase, r.err = true, 499, phaseHeader, "canceled"
 		r.header, r.firstTok, r.stream, r.bytesOut, r.events = time.Time{}, time.Time{}, false, 0, 0
 		r.promptTokens, r.cachedTokens, r.outputTokens = -1, -1, -1
-	}, `{"level":"info","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","method":"POST",
+	}, `{"level":"info","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","key":"alice","method":"POST",
 		"route":"/v1/chat/completions","model":"m","replica":"a","status":499,"dur_ms":2115,
 		"read_ms":1,"route_ms":2,"connect_ms":4,"bytes_in":8192,"bytes_out":0,
 		"pick_reason":"prefix_hit","match_blocks":3,"total_blocks":4,"predicted_tok":192,"ties":1,"phase":"header-wait","client_gone":true,"err":"canceled"}`)
 	// A replica broke the stream after a second attempt.
-	f(t, func(r *record) { r.err, r.phase, r.reroutes, r.resends = "truncated", phaseStream, 1, 2 }, `{"level":"warn","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","method":"POST",
+	f(t, func(r *record) { r.err, r.phase, r.reroutes, r.resends = "truncated", phaseStream, 1, 2 }, `{"level":"warn","msg":"request","request_id":"req-1","client":"10.0.0.1:5000","key":"alice","method":"POST",
 		"route":"/v1/chat/completions","model":"m","replica":"a","status":200,"dur_ms":2115,"ttft_ms":115,
 		"read_ms":1,"route_ms":2,"connect_ms":4,"header_ms":8,"bytes_in":8192,"bytes_out":4096,"events":13,
 		"in_tok":100,"cached_tok":64,"out_tok":11,"pick_reason":"prefix_hit","match_blocks":3,"total_blocks":4,"predicted_tok":192,"ties":1,

@@ -192,6 +192,9 @@ func (r *refusal) write(ctx *fasthttp.RequestCtx, d dialect, id string) {
 	if r.reason != "" {
 		h.Set("x-llm-d-request-dropped-reason", r.reason)
 	}
+	if r.status == fasthttp.StatusUnauthorized {
+		h.Set("WWW-Authenticate", "Bearer")
+	}
 	if r.allow != 0 {
 		h.Set("Allow", r.allow.allow())
 	}

@@ -59,8 +59,14 @@ func parameter(list []byte, name string) []byte {
 // formModel looks for the model field in the begin of a form. found is false
 // when it is not there, or not there as a whole.
 func formModel(b, boundary []byte) (model []byte, found bool) {
+	model, _, found = nextModel(b, boundary)
+	return model, found
+}
+
+// nextModel is formModel that also returns the form behind the field.
+func nextModel(b, boundary []byte) (model, more []byte, found bool) {
 	if len(boundary) == 0 || len(boundary) > 200 {
-		return nil, false
+		return nil, nil, false
 	}
 	delimiter := append([]byte("\r\n--"), boundary...)
 	if bytes.HasPrefix(b, delimiter[2:]) {
@@ -68,21 +74,21 @@ func formModel(b, boundary []byte) (model []byte, found bool) {
 	} else if i := bytes.Index(b, delimiter); i >= 0 {
 		b = b[i+len(delimiter):]
 	} else {
-		return nil, false
+		return nil, nil, false
 	}
 	for {
 		end := bytes.Index(b, blankLine)
 		if end < 0 || bytes.HasPrefix(b, []byte("--")) {
-			return nil, false
+			return nil, nil, false
 		}
 		head := b[:end+2]
 		b = b[end+len(blankLine):]
 		next := bytes.Index(b, delimiter)
 		if next < 0 {
-			return nil, false
+			return nil, nil, false
 		}
 		if isModelPart(head) {
-			return trimSpace(b[:next]), true
+			return trimSpace(b[:next]), b[next:], true
 		}
 		b = b[next+len(delimiter):]
 	}

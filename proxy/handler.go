@@ -39,6 +39,10 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 		x.answerOwn()
 		return
 	}
+	if r := x.charge(); r != nil {
+		x.refuse(r)
+		return
+	}
 	if r := x.receive(); r != nil {
 		x.refuse(r)
 		return
@@ -47,8 +51,12 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 		s.watcher.begin(c)
 	}
 	router := s.o.Router.Load()
-	if r := x.parse(router); r != nil {
-		x.refuse(r)
+	r = x.parse(router)
+	if r == nil {
+		r = x.permit()
+	}
+	if r != nil {
+		x.refuse(x.unsent(r))
 		return
 	}
 	x.rec.parsed = time.Now()
@@ -110,6 +118,8 @@ func (s *Server) errorHandler(ctx *fasthttp.RequestCtx, err error) {
 		x.refuse(refuseSlow)
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		x.clientLeft()
+	case c.framing.refused:
+		x.refuse(refuseFraming)
 	default:
 		x.refuse(refuseHead)
 	}
@@ -118,13 +128,15 @@ func (s *Server) errorHandler(ctx *fasthttp.RequestCtx, err error) {
 // expect decides on a request that waits for a 100 before it sends its body.
 func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	c, ok := ctx.Conn().(*conn)
-	case c.framing.refused:
-		x.refuse(refuseFraming)
 	if !ok || !c.reading() {
 		return fasthttp.StatusServiceUnavailable
 	}
 	x := s.begin(ctx, c)
-	if r := x.admit(); r != nil {
+	r := x.admit()
+	if r == nil {
+		r = x.wouldCharge()
+	}
+	if r != nil {
 		defer x.handled()
 		x.count()
 		x.refuse(r)
@@ -171,6 +183,11 @@ func (x *exchange) admit() *refusal {
 		return x.unread(&refusal{status: fasthttp.StatusMethodNotAllowed, code: "method_not_allowed", allow: rt.methods,
 			message: method + " is not allowed here: use " + rt.methods.allow()})
 	}
+	if bit != methodOptions {
+		if r := x.authenticate(); r != nil {
+			return r
+		}
+	}
 	if rt.kind == kindRefused {
 		return x.unread(&refusal{status: fasthttp.StatusNotImplemented, code: "not_supported", message: rt.remedy})
 	}
@@ -205,6 +222,9 @@ func (x *exchange) readHead(raw []byte) *refusal {
 	if x.fields, err = parseFields(raw, x.fields[:0]); err != nil {
 		return refuseFraming
 	}
+	if len(x.fields) > maxFields {
+		return refuseFields
+	}
 	lengths, codings, hosts := 0, 0, 0
 	for i := range x.fields {
 		f := &x.fields[i]
@@ -222,9 +242,10 @@ func (x *exchange) readHead(raw []byte) *refusal {
 			x.declared = -1
 		case fieldHost:
 			hosts++
-	if len(x.fields) > maxFields {
-		return refuseFields
-	}
+		case fieldExpect:
+			if len(f.value) > 0 && !equalFold(f.value, "100-continue") {
+				return refuseExpect
+			}
 		}
 	}
 	if lengths > 0 && codings > 0 || hosts > 1 {
@@ -242,10 +263,6 @@ func (x *exchange) field(id fieldID) []byte {
 		}
 	}
 	return nil
-		case fieldExpect:
-			if len(f.value) > 0 && !equalFold(f.value, "100-continue") {
-				return refuseExpect
-			}
 }
 
 // Header implements routing.Headers.
@@ -271,6 +288,9 @@ func (x *exchange) receive() *refusal {
 	boundary := formBoundary(x.field(fieldContentType))
 	if reading == readAny && boundary != nil {
 		reading = readForm
+	}
+	if reading == readForm && x.key.restricted() {
+		reading = readAny // whole: another model further down must not go unseen
 	}
 	limit := int(x.live.settings.Limits.Body)
 	most := limit + 1
@@ -337,8 +357,11 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 	case readNone, readForm, readAny:
 		req.AnyModel = rt.reading != readForm
 		if boundary != nil {
-			model, _ := formModel(body, boundary)
+			model, more, _ := nextModel(body, boundary)
 			req.Model = append(req.Model, model...)
+			if x.key.restricted() {
+				_, _, x.doubt = nextModel(more, boundary)
+			}
 		} else if len(body) > 0 {
 			req.Body = body
 			if req.Parse() != nil {
@@ -346,7 +369,7 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 				req.Headers, req.AnyModel = x, true
 			}
 		}
-		if len(req.Model) == 0 {
+		if len(req.Model) == 0 && (len(body) == 0 || !x.key.restricted()) {
 			req.Model = appendQuery(req.Model, x.origin[len(x.path):], "model")
 		}
 		return nil
@@ -627,7 +650,7 @@ func (x *exchange) buildHead(p *pool) {
 				continue
 			}
 		case fieldAuthorization, fieldAPIKey:
-			if key != "" {
+			if key != "" || x.live.keys != nil {
 				continue
 			}
 		}

@@ -19,9 +19,10 @@ const (
 	noModel    = "none"  // no model that some replica lists
 )
 
-// maxModels bounds the models with series of their own; maxModelName their names in bytes.
+// maxModels and maxKeys bound the models and API keys with series of their own; maxModelName the names of models in bytes.
 const (
 	maxModels    = 1000
+	maxKeys      = 1000
 	maxModelName = 256
 )
 
@@ -67,6 +68,8 @@ type Metrics struct {
 	reloadAt  prometheus.Gauge
 	reloadTag *prometheus.GaugeVec
 	conns     prometheus.Gauge
+	limited   *prometheus.CounterVec // by key
+	strangers [len(authReasons)]prometheus.Counter
 
 	running  []prometheus.Gauge    // by route
 	bytesIn  []prometheus.Observer // by route
@@ -83,6 +86,7 @@ type Metrics struct {
 	mu       sync.Mutex // guards the growth of what follows; readers take none
 	models   atomic.Pointer[[]*modelSeries]
 	replicas atomic.Pointer[[]replicaHandle]
+	keys     []string // that have series of their own
 }
 
 // The token counters of one model, in the order of modelSeries.tokens.
@@ -184,6 +188,12 @@ func NewMetrics(reg *prometheus.Registry, fleet *routing.Fleet, routeTemplates [
 		for p, phase := range phaseNames {
 			m.aborts[i][p] = aborts.WithLabelValues(by, phase)
 		}
+	}
+	m.limited = m.counter("kvgate_rate_limited_total", "Requests refused by the limits of their API key.", "key")
+	m.limited.WithLabelValues(otherLabel)
+	strangers := m.counter("kvgate_auth_failures_total", "Requests refused for want of a valid API key, or of a model that it may use.", "reason")
+	for i, reason := range authReasons {
+		m.strangers[i] = strangers.WithLabelValues(reason)
 	}
 	m.models.Store(&[]*modelSeries{})
 	m.replicas.Store(&[]replicaHandle{})
@@ -333,6 +343,28 @@ func (m *Metrics) retry(kind string) {
 	if i := slices.Index(retryKinds[:], kind); i >= 0 {
 		m.retries[i].Inc()
 	}
+}
+
+// authFailure counts a request that was not let in: one of authReasons.
+func (m *Metrics) authFailure(reason string) {
+	if i := slices.Index(authReasons[:], reason); i >= 0 {
+		m.strangers[i].Inc()
+	}
+}
+
+// rateLimited returns the counter of a key's refused requests: its own for the
+// first maxKeys names, else that of all others.
+func (m *Metrics) rateLimited(key string) prometheus.Counter {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !slices.Contains(m.keys, key) {
+		if len(m.keys) >= maxKeys {
+			key = otherLabel
+		} else {
+			m.keys = append(m.keys, key)
+		}
+	}
+	return m.limited.WithLabelValues(key)
 }
 
 // ConfigReload says how a load of the configuration ended. The hash and the

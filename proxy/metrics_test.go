@@ -101,7 +101,7 @@ func fullRecord(e *routing.Endpoint) *record {
 	ms := func(n int) time.Time { return benchTime.Add(time.Duration(n) * time.Millisecond) }
 	return &record{
 		start: ms(0), parsed: ms(1), routed: ms(3), sent: ms(7), header: ms(15), firstTok: ms(115), end: ms(2115),
-		id: "req-1", client: "10.0.0.1:5000", method: "POST", route: "/v1/chat/completions", model: "m",
+		id: "req-1", client: "10.0.0.1:5000", key: "alice", method: "POST", route: "/v1/chat/completions", model: "m",
 		replica: e.Name(), endpoint: e, status: 200, bytesIn: 8192, bytesOut: 4096, events: 13, stream: true, phase: phaseDone,
 		promptTokens: 100, cachedTokens: 64, outputTokens: 11,
 		matchBlocks: 3, totalBlocks: 4, blockTokens: 64, predictedTokens: 192, reason: routing.ReasonPrefix.String(), ties: 1,

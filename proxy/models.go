@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"encoding/json"
+	"slices"
 
 	"github.com/valyala/fasthttp"
 )
@@ -32,8 +33,9 @@ func (m *ModelCard) json() modelJSON {
 }
 
 // models returns the models of all replicas, each id once. Of cards that differ
-// the first counts, but for the length, of which the smallest does.
-func (s *Server) models() []modelJSON {
+// the first counts, but for the length, of which the smallest does. Those that a
+// key may not use are left out.
+func (s *Server) models(key *apiKey) []modelJSON {
 	var cards []ModelCard
 	if s.o.ModelCards != nil {
 		cards = s.o.ModelCards()
@@ -46,6 +48,9 @@ func (s *Server) models() []modelJSON {
 	list := make([]modelJSON, 0, len(cards))
 	at := make(map[string]int, len(cards))
 	for i := range cards {
+		if key.restricted() && !slices.Contains(key.Models, cards[i].ID) {
+			continue
+		}
 		j := cards[i].json()
 		k, again := at[j.ID]
 		if !again {
@@ -79,10 +84,10 @@ func (x *exchange) answerOwn() {
 		x.reply(fasthttp.StatusOK, struct {
 			Object string      `json:"object"`
 			Data   []modelJSON `json:"data"`
-		}{"list", s.models()})
+		}{"list", s.models(x.key)})
 	case kindModel:
 		id := unescape(nil, x.path[len("/v1/models/"):], false)
-		for _, m := range s.models() {
+		for _, m := range s.models(x.key) {
 			if m.ID == string(id) {
 				x.reply(fasthttp.StatusOK, m)
 				return

@@ -35,6 +35,7 @@ type record struct {
 
 	id       string // x-request-id
 	client   string // host:port
+	key      string // name of the API key, "" without one
 	method   string
 	route    string // template, never the raw path
 	model    string // "" when unknown

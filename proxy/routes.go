@@ -161,6 +161,9 @@ var routeTable = []struct {
 		remedy: "realtime sessions are not supported: use /v1/audio/transcriptions or /v1/chat/completions"}},
 }
 
+// open says whether a route answers without an API key: health probes have none.
+func (r *route) open() bool { return r.kind == kindAlive || r.kind == kindReady }
+
 // unknownRoute stands for every path that is not in the table.
 var unknownRoute = route{index: len(routeTable), template: otherLabel}
 
@@ -249,9 +252,8 @@ func target(uri, host []byte) (path, origin []byte, r *refusal) {
 		if !ok || !equalFold(scheme, "http") && !equalFold(scheme, "https") {
 			return nil, nil, refuseTarget
 		}
-		rest := uri[i+3:]
 		slash := bytes.IndexByte(rest, '/')
-		if slash < 0 || !bytes.EqualFold(rest[:slash], host) {
+		if slash <= 0 || !bytes.EqualFold(rest[:slash], host) {
 			return nil, nil, refuseTarget
 		}
 		uri = rest[slash:]
@@ -292,11 +294,11 @@ func target(uri, host []byte) (path, origin []byte, r *refusal) {
 		if c < ' ' || c == 0x7f || c == '\\' {
 			return nil, nil, refuseTarget
 		}
-		if c == '.' {
-			dots++
 		if c == ';' && other == 0 && (dots == 1 || dots == 2) {
 			return nil, nil, refuseTarget // some take the parameters off first
 		}
+		if c == '.' {
+			dots++
 		} else {
 			other++
 		}

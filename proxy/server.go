@@ -62,6 +62,7 @@ type Server struct {
 	inFlight  atomic.Int64
 	draining  atomic.Bool
 
+	made    time.Time
 	serving sync.WaitGroup
 
 	mu        sync.Mutex
@@ -76,6 +77,7 @@ type live struct {
 	settings *configs.Settings
 	Server   configs.Server
 	upstream *upstreamLimits
+	keys     *keyring // nil: no key is asked for
 }
 
 // New returns a Server that serves nothing yet. Errors: a file that the
@@ -84,8 +86,8 @@ func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	s := &Server{o: o, log: o.Log, access: NewAccessLog(o.Access), routes: newRoutes(), conns: make(map[*conn]struct{})}
-	l, err := newLive(o.Settings)
+	s := &Server{o: o, log: o.Log, access: NewAccessLog(o.Access), routes: newRoutes(), made: time.Now(), conns: make(map[*conn]struct{})}
+	l, err := s.newLive(o.Settings)
 	if err != nil {
 		return nil, err
 	}
@@ -118,20 +120,41 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-func newLive(settings *configs.Settings) (*live, error) {
+// CheckFiles reads every file that the settings name for the data listener and
+// the replicas, as New and Apply do.
+func CheckFiles(settings *configs.Settings) error {
+	var problems configs.Problems
+	_, err := newUpstreamLimits(settings)
+	problems.Add(err)
+	if file := settings.Auth.KeysFile; file != "" {
+		_, err := configs.LoadKeys(file)
+		problems.Add(err)
+	}
+	return problems.Err()
+}
+
+func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	own := *settings
 	l, err := newUpstreamLimits(&own)
 	if err != nil {
 		return nil, err
 	}
-	return &live{settings: &own, Server: own.Server, upstream: l}, nil
+	var old *keyring
+	if in := s.live.Load(); in != nil {
+		old = in.keys
+	}
+	keys, err := newKeyring(own.Auth.KeysFile, old, s.o.Metrics)
+	if err != nil {
+		return nil, err
+	}
+	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys}, nil
 }
 
 // Apply puts other settings in force for the requests that come from now on. On
 // an error those in force stay. The size of a request head is fixed when the
 // Server is made, as is the listener's address.
 func (s *Server) Apply(settings *configs.Settings) error {
-	l, err := newLive(settings)
+	l, err := s.newLive(settings)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,8 @@ type exchange struct {
 	rest     io.Reader // what of a form was not read yet
 	spent    bool      // some of it was sent on: the request cannot be sent again
 	req      routing.Request
+	key      *apiKey // of the client, nil when none is asked for
+	doubt    bool    // the replica may read another model than was found
 	lease    *routing.Lease
 	head     []byte // scratch: the request's head as it is sent on
 	names    []byte // scratch: the request's model and salt, when its body is gone
@@ -51,6 +53,7 @@ type exchange struct {
 	between bool // it broke off between two events
 
 	counted   bool // in the gauges
+	charged   bool // among the running requests of the key
 	streaming bool // the handler has returned and the body flows
 	whole     bool // the answer was read to its clean end
 	outcome   routing.Outcome
@@ -88,7 +91,7 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 	x.declared = 0
 	x.rec = record{start: c.since, client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
 	x.outcome = routing.Canceled
-	x.counted, x.streaming, x.whole, x.between, x.spent = false, false, false, false, false
+	x.counted, x.charged, x.streaming, x.whole, x.between, x.spent, x.doubt = false, false, false, false, false, false, false
 	x.answer = body{}
 	return x
 }
@@ -125,8 +128,12 @@ func (x *exchange) end() {
 		x.lease = nil
 	}
 	x.body.release()
+	rec.end = time.Now()
 	s.o.Metrics.observe(rec)
 	s.access.write(rec)
+	if x.charged {
+		x.key.running.Add(-1)
+	}
 	if x.counted {
 		s.o.Metrics.inFlight(x.route.index, -1)
 		s.inFlight.Add(-1)
@@ -136,7 +143,7 @@ func (x *exchange) end() {
 
 // recycle empties the exchange for its next use.
 func (x *exchange) recycle() {
-	x.c, x.ctx, x.live, x.rest, x.route = nil, nil, nil, nil, nil
+	x.c, x.ctx, x.live, x.rest, x.route, x.key = nil, nil, nil, nil, nil, nil
 	x.path, x.origin = nil, nil
 	clear(x.fields[:cap(x.fields)])
 	x.fields = x.fields[:0]
