@@ -433,7 +433,7 @@ func (p *preciseProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
 	defer x.mu.Unlock()
 	now := p.fleet.now().UnixNano()
 	for _, rank := range x.ranks(e) {
-		if rank != nil {
+		if rank != nil && x.guesses.total+len(ch.hashes) <= maxGuesses {
 			n := 0
 			if x.walked == ch && rank.column < len(x.runs) {
 				n = int(x.runs[rank.column])

@@ -42,6 +42,9 @@ func guessSlot(column int, generation int64) int {
 	return column*guessGenerations + int(generation%guessGenerations)
 }
 
+// any reports whether there are guesses.
+func (g *guesses) any() bool { return g.bits.Distinct() > 0 }
+
 // of returns the generations of the guess of key in column, a bit each.
 func (g *guesses) of(key uint64, column int) uint64 {
 	slot := column * guessGenerations
@@ -50,7 +53,7 @@ func (g *guesses) of(key uint64, column int) uint64 {
 
 // drop removes the guess and reports whether there was one.
 func (g *guesses) drop(key uint64, column int) bool {
-	if g.bits.Distinct() == 0 {
+	if !g.any() {
 		return false
 	}
 	m := g.of(key, column)
@@ -75,27 +78,29 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 		x.expireList(list, len(list.items)) // those of eight generations before
 		list.generation = generation
 	}
-	again := g.bits.Distinct() > 0
-	if !again {
-		keys, n = keys[n:], 0
+	// Events tell of a prompt from its begin, so that what is not certain is at the end.
+	for i := n - 1; i >= 0 && g.any() && g.of(keys[i], column) != 0; i-- {
+		x.renew(list, keys[i], column)
 	}
-	for i, key := range keys {
-		if g.total >= maxGuesses {
-			break
-		}
-		isNew := i >= n && x.held.Add(key, column)
-		if isNew {
+	for _, key := range keys[n:] {
+		if x.held.Add(key, column) {
 			fresh = append(fresh, key)
-		} else if !again || g.of(key, column) == 0 {
-			continue // certain
-		}
-		if g.bits.Add(key, guessSlot(column, generation)) {
-			list.items = append(list.items, guess{key, int32(column)})
-			x.columns[column].guesses++
-			g.total++
+			x.renew(list, key, column)
+		} else if g.any() && g.of(key, column) != 0 {
+			x.renew(list, key, column)
 		}
 	}
 	return fresh
+}
+
+// renew makes a guess one of the list's generation.
+func (x *preciseIndex) renew(list *guessList, key uint64, column int) {
+	g := &x.guesses
+	if g.bits.Add(key, guessSlot(column, list.generation)) {
+		list.items = append(list.items, guess{key, int32(column)})
+		x.columns[column].guesses++
+		g.total++
+	}
 }
 
 // expire takes old guesses away, at most budget of them. The caller holds mu.

@@ -463,7 +463,7 @@ func (r *preciseRank) levelHeld(key uint64) int8 {
 	x := r.x
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.held.Has(key, r.column) || x.guesses.bits.Distinct() > 0 && x.guesses.of(key, r.column) != 0 {
+	if !x.held.Has(key, r.column) || x.guesses.any() && x.guesses.of(key, r.column) != 0 {
 		return opGone
 	}
 	for i, l := range x.lower {

@@ -134,6 +134,12 @@ func (n *naiveIndex) weight(r *naiveRank, key uint64, now time.Time) (best float
 	return best, ok
 }
 
+// guessed reports whether a key is in the rank for no better reason than a guess.
+func (n *naiveIndex) guessed(r *naiveRank, key uint64, now time.Time) bool {
+	g, ok := r.guesses[key]
+	return ok && g > n.generation(now)-5
+}
+
 func (n *naiveIndex) match(e *Endpoint, now time.Time, chains [][]uint64, tokens []int) (matched int, cached int64) {
 	best := -1.0
 	for number := range maxRanks {
@@ -170,9 +176,21 @@ func (n *naiveIndex) match(e *Endpoint, now time.Time, chains [][]uint64, tokens
 func (n *naiveIndex) picked(e *Endpoint, now time.Time, chains [][]uint64) {
 	for _, r := range n.ranks[e] {
 		for _, chain := range chains {
-			for _, key := range chain {
-				g, guessed := r.guesses[key]
-				if _, held := n.weight(r, key, now); !held || guessed && g > n.generation(now)-5 {
+			run := 0
+			if len(chains) == 1 {
+				for run < len(chain) {
+					if _, held := n.weight(r, chain[run], now); !held {
+						break
+					}
+					run++
+				}
+			}
+			// Of the blocks that are there, only those at the end are guessed again.
+			for i := run - 1; i >= 0 && n.guessed(r, chain[i], now); i-- {
+				r.guesses[chain[i]] = n.generation(now)
+			}
+			for _, key := range chain[run:] {
+				if _, held := n.weight(r, key, now); !held || n.guessed(r, key, now) {
 					r.guesses[key] = n.generation(now)
 				}
 			}
