@@ -63,8 +63,7 @@ func newConn(s *Server, c net.Conn) *conn {
 		k.raw = t.NetConn()
 	}
 	if a := c.RemoteAddr(); a != nil {
-		k.remote = a.String()
-		k.ip = k.remote
+		k.remote, k.ip = a.String(), "unknown" // a Unix socket has no address
 		if host, _, err := net.SplitHostPort(k.remote); err == nil {
 			k.ip = host
 		}

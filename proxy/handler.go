@@ -61,6 +61,7 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	}
 	x.rec.parsed = time.Now()
 	x.rec.phase = phaseRoute
+	x.rec.model = s.o.Fleet.KnownModel(x.req.Model)
 	x.forward(router)
 }
 
