@@ -455,7 +455,7 @@ func (l *lab) firstToken(f *flight, cached int) {
 	if f.lease != nil {
 		predicted = f.lease.PredictedTokens()
 		f.lease.FirstToken()
-		f.lease.Usage(int64(t.Input), int64(cached), -1)
+		f.lease.Usage(int64(t.Input), int64(cached))
 	}
 	if f.index < l.from {
 		return
@@ -481,7 +481,6 @@ func (l *lab) done(i int, f *flight) {
 	l.replicas[i].open += l.clock.t - t.At
 	l.replicas[i].count--
 	if f.lease != nil {
-		f.lease.Usage(-1, -1, int64(max(t.Output, 1)))
 		f.lease.Done(routing.Completed)
 		f.lease = nil
 	}

@@ -89,12 +89,15 @@ func (l *Lab) shape() error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	if t, ok := generate(l.Trace, l.Rate, l.Seed); ok {
+	t, err := generate(l.Trace, l.Rate*float64(l.Replicas)/8, l.Seed)
+	if err != nil {
+		return err
+	}
+	if t != nil {
 		l.trace = t
 		return nil
 	}
-	t, err := LoadTrace(l.Trace, l.BlockTokens)
-	if err != nil {
+	if t, err = LoadTrace(l.Trace, l.BlockTokens); err != nil {
 		return err
 	}
 	copies := l.Copies

@@ -119,16 +119,11 @@ func (x *exchange) end() {
 	}
 	x.release(x.whole && x.answer.done && x.resp.keep && x.up != nil && x.up.leftover() == 0 && !x.c.wasCut())
 	if l := x.lease; l != nil {
-		u := x.tap.usage
-		if u.output < 0 && x.tap.events > 0 {
-			u.output = x.tap.events // about one token each
-		}
-		l.Usage(u.prompt, u.cached, u.output)
+		l.Usage(x.tap.usage.prompt, x.tap.usage.cached)
 		l.Done(x.outcome)
 		x.lease = nil
 	}
 	x.body.release()
-	rec.end = time.Now()
 	s.o.Metrics.observe(rec)
 	s.access.write(rec)
 	if x.charged {

@@ -39,8 +39,6 @@ type Fleet struct {
 	staleness atomic.Int64 // nanoseconds
 	view      atomic.Pointer[fleetView]
 
-	output atomic.Uint64 // moving average of completion tokens per response, float64 bits
-
 	slots       []*Endpoint // by slot, nil when free
 	gone        []*Endpoint // removed, streams still open
 	indexes     []*prefixIndex
@@ -85,26 +83,6 @@ func NewFleet(now func() time.Time, staleness time.Duration, log *zap.Logger) *F
 
 // SetStaleness changes the age from which an observation counts as missing.
 func (f *Fleet) SetStaleness(d time.Duration) { f.staleness.Store(int64(d)) }
-
-// outputAlpha is the weight of one response in the moving average.
-const outputAlpha = 0.02
-
-// countOutput takes a response's completion tokens into the moving average.
-func (f *Fleet) countOutput(tokens float64) {
-	for {
-		old := f.output.Load()
-		mean := math.Float64frombits(old)
-		if old == 0 {
-			mean = tokens
-		}
-		if f.output.CompareAndSwap(old, math.Float64bits(mean+outputAlpha*(tokens-mean))) {
-			return
-		}
-	}
-}
-
-// OutputTokens returns the moving average of completion tokens per response, 0 before the first.
-func (f *Fleet) OutputTokens() float64 { return math.Float64frombits(f.output.Load()) }
 
 // Now returns the fleet's time.
 func (f *Fleet) Now() time.Time { return f.now() }

@@ -96,11 +96,10 @@ func (l *Lease) endAwaiting(tokens int64) {
 }
 
 // Usage passes on what the engine said about the finished request: prompt
-// tokens, those of them found in its cache, and completion tokens (or content
-// events, when the answer carried no usage); negative means not told. Call it before Done.
-func (l *Lease) Usage(prompt, cached, completion int64) {
+// tokens, and those of them found in its cache; negative means not told. Call it before Done.
+func (l *Lease) Usage(prompt, cached int64) {
 	if l.state.Load() != leaseFree {
-		l.router.usage(l, prompt, cached, completion)
+		l.router.usage(l, prompt, cached)
 	}
 }
 

@@ -855,13 +855,13 @@ plugins:
 	if l.Endpoint.Name() != "b" || l.Matched != 10 || l.Total != 10 || l.PredictedTokens() != 160 {
 		t.Errorf("got %s %d/%d, %d tokens, want b 10/10, 160", l.Endpoint.Name(), l.Matched, l.Total, l.PredictedTokens())
 	}
-	l.Usage(170, 160, 5)
+	l.Usage(170, 160)
 	l.Done(Completed)
 	l, err = r.Route(exactRequest("m", "", count(0, 170)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Usage(170, 160, 5)
+	l.Usage(170, 160)
 	l.Done(Completed)
 	var got []string
 	for _, s := range fleet.PredictionStats() {
@@ -955,7 +955,7 @@ func TestPreciseFlood(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Usage(100, 50, 1)
+		l.Usage(100, 50)
 		l.Done(Outcome(r.IntN(4)))
 	}
 	wg.Wait()
@@ -988,7 +988,7 @@ func TestPreciseAllocates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.Usage(2060, 0, -1)
+		l.Usage(2060, 0)
 		l.Done(Completed)
 	}
 	for range 100 {

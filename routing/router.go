@@ -254,10 +254,7 @@ func (r *Router) undo(l *Lease) {
 }
 
 // usage feeds the engine's own figures back.
-func (r *Router) usage(l *Lease, prompt, cached, completion int64) {
-	if completion > 0 {
-		r.fleet.countOutput(float64(completion))
-	}
+func (r *Router) usage(l *Lease, prompt, cached int64) {
 	if prompt <= 0 {
 		return
 	}

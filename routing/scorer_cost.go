@@ -12,20 +12,19 @@ import (
 //	P_i  outstanding uncached prompt tokens: dispatched, no first token yet
 //	D_i  requests in flight; Dbar their mean over the candidates
 //	U_i  uncached tokens of this request there, at least one block
-//	o    completion tokens per response, a moving average over the fleet
 //	r_i  measured seconds per uncached token, shrunk towards the mean rbar
 //
 //	cost_i = r_i/rbar * [ P_i + U_i*(1 + min(cap, w*Dbar)) ]
 //	       + w * (D_i - Dbar) * min(U_i, 4096)
-//	       + w * kappa * o * min(L, 16384) * D_i
+//	       + c * D_i * min(L, 16384)
 //
 // The first term is the wait and the prefill with the stall it inflicts on
 // running decodes (which makes cached prefixes worth more as load grows), the
 // second balances decode batches, the third is the slowdown that a long context
-// inflicts on the others. score_i = scale / (scale + cost_i - min cost). The
-// constants and what they are worth: docs/routing-quality.md.
+// inflicts on the others: every step of theirs reads its KV cache. score_i =
+// scale / (scale + cost_i - min cost). The constants, where they come from and
+// what they are worth: docs/routing-quality.md.
 type costScorer struct {
-	fleet  *Fleet
 	column int
 	p      costParams
 }
@@ -34,7 +33,7 @@ type costParams struct {
 	Producer   string  `json:"prefixMatchInfoProducerName"`
 	Stall      float64 `json:"stallWeight"`      // w, per request in flight
 	StallCap   float64 `json:"stallCap"`         // cap
-	Context    float64 `json:"contextWeight"`    // kappa: KV read time per token over prefill time per token
+	Context    float64 `json:"contextWeight"`    // c, per prompt token and request in flight
 	Scale      float64 `json:"scoreScaleTokens"` // tokens of extra cost at which the score halves
 	PriorToken float64 `json:"drainPriorTokens"` // weight of the fleet's mean in r_i; 0 switches r_i off
 }
@@ -45,7 +44,7 @@ const (
 )
 
 func newCostScorer(b *builder) (any, error) {
-	p := costParams{Producer: defaultProducer, Stall: 0.25, StallCap: 8, Context: 8e-4, Scale: 8192, PriorToken: 150_000}
+	p := costParams{Producer: defaultProducer, Stall: 0.25, StallCap: 8, Context: 0.03, Scale: 8192, PriorToken: 150_000}
 	if err := b.params(&p); err != nil {
 		return nil, err
 	}
@@ -61,18 +60,17 @@ func newCostScorer(b *builder) (any, error) {
 			return nil, b.problem(fmt.Sprintf("use a number of at least %v", v.min), fmt.Sprintf("%s %v is out of range", v.name, v.value))
 		}
 	}
-	return &costScorer{fleet: b.fleet, column: b.column(p.Producer), p: p}, nil
+	return &costScorer{column: b.column(p.Producer), p: p}, nil
 }
 
 // costMeans are the values that all candidates share.
 type costMeans struct {
 	inFlight float64 // Dbar
 	perToken float64 // rbar, 0 when nothing was measured
-	output   float64 // o
 }
 
 func (s *costScorer) means(c []Candidate) costMeans {
-	m := costMeans{output: s.fleet.OutputTokens()}
+	var m costMeans
 	seconds, tokens := 0.0, 0.0
 	for i := range c {
 		m.inFlight += float64(c[i].InFlight)
@@ -97,7 +95,7 @@ func (s *costScorer) cost(r *Request, c *Candidate, m costMeans) (prefill, batch
 	}
 	prefill = speed * (float64(c.PendingTokens) + u*(1+min(s.p.StallCap, s.p.Stall*m.inFlight)))
 	batch = s.p.Stall * (d - m.inFlight) * min(u, costMaxStalledTokens)
-	context = s.p.Stall * s.p.Context * m.output * min(float64(r.PromptTokens()), costMaxContextTokens) * d
+	context = s.p.Context * d * min(float64(r.PromptTokens()), costMaxContextTokens)
 	return prefill, batch, context, u, speed
 }
 
