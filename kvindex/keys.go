@@ -45,7 +45,7 @@ func NewKeys(algorithm, seed string, blockTokens int) (Keys, error) {
 	}
 	switch algorithm {
 	case CBORFNV, "":
-		h := fnv(fnvOffset)
+		h := fnvOffset
 		for i := range len(seed) {
 			h = h.byte(seed[i])
 		}
@@ -69,7 +69,7 @@ type Extra struct {
 // Model returns the key that the chains of a model start with.
 func (k *Keys) Model(name []byte) uint64 {
 	if k.fnv {
-		return uint64(fnv(fnvOffset).byte(cborArray|3).head(cborUint, k.start).byte(cborNull).text(name))
+		return uint64(fnvOffset.byte(cborArray|3).head(cborUint, k.start).byte(cborNull).text(name))
 	}
 	var d xxhash.Digest
 	d.Reset()
@@ -104,7 +104,7 @@ func (k *Keys) Append(dst []uint64, parent uint64, tokens []byte, extras []Extra
 }
 
 func (k *Keys) cbor(parent uint64, block []byte, extras []Extra) uint64 {
-	h := fnv(fnvOffset).byte(cborArray|3).head(cborUint, parent).head(cborArray, uint64(k.blockTokens))
+	h := fnvOffset.byte(cborArray|3).head(cborUint, parent).head(cborArray, uint64(k.blockTokens))
 	for len(block) >= tokenBytes {
 		h = h.head(cborUint, uint64(binary.LittleEndian.Uint32(block)))
 		block = block[tokenBytes:]

@@ -1,3 +1,6 @@
+// Package proxy carries the bytes: it reads requests, has them routed, sends them
+// to the picked replica and streams the answer back, untouched. It also serves
+// the operator: metrics, explanations, the state of the fleet.
 package proxy
 
 import (

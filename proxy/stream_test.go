@@ -328,7 +328,7 @@ func storm(t *testing.T, total int) {
 					return
 				}
 				time.Sleep(time.Duration(r.IntN(4)) * time.Millisecond)
-				ok := true
+				var ok bool
 				switch {
 				case r.IntN(50) == 0:
 					c.reset()

@@ -156,7 +156,7 @@ func (s *scanner) renderObject(object int) (int, int) {
 // appendNumber appends a literal: numbers as the float64 they stand for, in the
 // form of ECMAScript, all else as it is. A number beyond float64 stays, too.
 func appendNumber(out, literal []byte) []byte {
-	if c := literal[0]; c != '-' && c-'0' > 9 || len(literal) <= 15 && bytes.IndexAny(literal, ".eE") < 0 {
+	if c := literal[0]; c != '-' && c-'0' > 9 || len(literal) <= 15 && !bytes.ContainsAny(literal, ".eE") {
 		return append(out, literal...) // true, false, null, NaN or an exact integer
 	}
 	f, err := strconv.ParseFloat(string(literal), 64)
