@@ -123,12 +123,12 @@ func (k kvWant) replay(rank int) *zmqAddress {
 	if k.rank >= 0 {
 		rank = 0 // they are this rank's alone
 	}
-	if rank >= len(all) || all[rank] == "" {
+	if rank >= len(all) {
 		return nil
 	}
-	a, err := parseZMQ(all[rank])
+	a, err := parseZMQ(strings.TrimSpace(all[rank]))
 	if err != nil {
-		return nil // checked when the want was made
+		return nil // empty: all others were checked when the want was made
 	}
 	return &a
 }
@@ -377,6 +377,9 @@ func (k *kvWorker) stream(want kvWant, rank int, connect func(context.Context) (
 // it says itself, by the configured ports. An error says why not.
 func (g *kvGroup) wants(e *routing.Endpoint, events, replay string, report kvReport) ([]kvWant, error) {
 	c := &g.source.Config
+	if err := checkReplays(replay); err != nil {
+		return nil, err
+	}
 	if events != "" {
 		return g.labelled(events, replay)
 	}
@@ -442,6 +445,16 @@ func (g *kvGroup) wants(e *routing.Endpoint, events, replay string, report kvRep
 	return out, errors.Join(problems...)
 }
 
+// checkReplays checks the label of replay servers.
+func checkReplays(label string) error {
+	for s := range strings.SplitSeq(label, ",") {
+		if a, err := parseZMQ(strings.TrimSpace(s)); strings.TrimSpace(s) != "" && (err != nil || a.bind) {
+			return fmt.Errorf("label %s: %q is no address to connect to: write tcp://host:port", kvReplayLabel, s)
+		}
+	}
+	return nil
+}
+
 // labelled reads the labels of an endpoint.
 func (g *kvGroup) labelled(events, replay string) ([]kvWant, error) {
 	all, replays := strings.Split(events, ","), strings.Split(replay, ",")
@@ -450,12 +463,6 @@ func (g *kvGroup) labelled(events, replay string) ([]kvWant, error) {
 	}
 	if len(all) > maxKVRanks {
 		return nil, fmt.Errorf("label %s: %d addresses: at most %d ranks", kvEventsLabel, len(all), maxKVRanks)
-	}
-	for i := range replays {
-		replays[i] = strings.TrimSpace(replays[i])
-		if a, err := parseZMQ(replays[i]); replays[i] != "" && (err != nil || a.bind) {
-			return nil, fmt.Errorf("label %s: %q is no address to connect to: write tcp://host:port", kvReplayLabel, replays[i])
-		}
 	}
 	var out []kvWant
 	for rank, s := range all {
@@ -468,7 +475,7 @@ func (g *kvGroup) labelled(events, replay string) ([]kvWant, error) {
 			w.replays = replays[rank]
 		}
 		if a.bind {
-			w.rank, w.replays = -1, strings.Join(replays, ",")
+			w.rank, w.replays = -1, replay
 		}
 		if !slices.Contains(out, w) {
 			out = append(out, w)

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -105,7 +106,9 @@ func (r *replayer) attempt(ctx context.Context) error {
 		if err := c.nc.SetReadDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}
-		if err := c.read(&m.zmtpMessage); err != nil {
+		if err := c.read(&m.zmtpMessage); errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("no answer from %s for %s", s.replay, idle)
+		} else if err != nil {
 			return fmt.Errorf("%s: %w", s.replay, err)
 		}
 		end, err := m.reply()
