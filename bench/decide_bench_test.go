@@ -65,7 +65,7 @@ func (d *decider) decide(tb testing.TB) *routing.Lease {
 	d.n++
 	r := &d.flight[i]
 	r.Reset()
-	r.API, r.Body = routing.APIChat, d.bodies[c]
+	r.API, r.Body, r.Memo = routing.APIChat, d.bodies[c], d.router.Memo()
 	if err := r.Parse(); err != nil {
 		tb.Fatal(err)
 	}

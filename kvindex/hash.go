@@ -58,6 +58,25 @@ func AppendChain(dst []uint64, seed uint64, tokens []byte, blockBytes, maxBlocks
 	return dst
 }
 
+// AppendBlocks appends the b_i of AppendChain to dst and returns it. tokens is a
+// whole number of blocks.
+func AppendBlocks(dst []uint64, tokens []byte, blockBytes int) []uint64 {
+	for ; len(tokens) > 0; tokens = tokens[blockBytes:] {
+		dst = append(dst, xxhash.Sum64(tokens[:blockBytes]))
+	}
+	return dst
+}
+
+// AppendLinks appends the h_i of AppendChain to dst, given the b_i, and returns it.
+func AppendLinks(dst []uint64, seed uint64, blocks []uint64) []uint64 {
+	dst = slices.Grow(dst, len(blocks))
+	for _, b := range blocks {
+		seed = link(b, seed)
+		dst = append(dst, seed)
+	}
+	return dst
+}
+
 // link is XXH64 of the 16 bytes LE64(block) ‖ LE64(parent). Spelled out it needs
 // neither a buffer nor a call, and overlaps with the hashing of the next block.
 func link(block, parent uint64) uint64 {

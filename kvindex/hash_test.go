@@ -26,6 +26,24 @@ func upTo(n uint32) []byte {
 	return b
 }
 
+func TestBlocksAndLinks(t *testing.T) {
+	f := func(t *testing.T, blocks, blockBytes int) {
+		t.Helper()
+		tokens := make([]byte, blocks*blockBytes)
+		for i := range tokens {
+			tokens[i] = byte(i * i >> 3)
+		}
+		want := AppendChain(nil, 7, tokens, blockBytes, 0)
+		got := AppendLinks(nil, 7, AppendBlocks(nil, tokens, blockBytes))
+		if !slices.Equal(got, want) {
+			t.Errorf("%d blocks of %d bytes: got %x, want %x", blocks, blockBytes, got, want)
+		}
+	}
+	f(t, 0, 256)
+	f(t, 1, 4)
+	f(t, 9, 256)
+}
+
 func TestSeed(t *testing.T) {
 	f := func(t *testing.T, model, salt string, want uint64) {
 		t.Helper()

@@ -382,7 +382,7 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 	if !ok {
 		return refuseParser
 	}
-	req.API, req.Body = api, body
+	req.API, req.Body, req.Memo = api, body, router.Memo()
 	if err := req.Parse(); err != nil {
 		if api != rt.api { // only the passthrough parser takes it
 			req.Reset()

@@ -103,6 +103,7 @@ func New(cfg *configs.Scheduling, fleet *Fleet, seed uint64, options ...Option) 
 		return nil, b.problems.Err()
 	}
 	effective.Warnings = append(effective.Warnings, b.warnings...)
+	r.makeMemo()
 	return r, nil
 }
 

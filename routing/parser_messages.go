@@ -16,9 +16,27 @@ func (p *prompt) conversation(i int, block func(*prompt, int) int) int {
 	if p.peek(i) != '[' {
 		return p.skip(i)
 	}
+	array := i
 	i, more := p.open(i, ']')
+	if more && p.recall.memo != nil {
+		return p.remembered(array, i, block)
+	}
 	for more {
 		i, more = p.next(p.message(i, block), ']')
+	}
+	return i
+}
+
+// remembered is conversation with a Memo; the first message is at i.
+func (p *prompt) remembered(array, i int, block func(*prompt, int) int) int {
+	more := true
+	if end := p.resume(array); end > 0 {
+		i, more = p.next(end, ']')
+	}
+	for more {
+		i = p.message(i, block)
+		p.mark(i)
+		i, more = p.next(i, ']')
 	}
 	return i
 }

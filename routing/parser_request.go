@@ -12,6 +12,8 @@ type prompt struct {
 	first    int  // the first piece of the section being read
 	done     bool // the pieces became tokens
 
+	recall recall
+
 	modelAt       int // offset of a model that is no string, -1 when there is none
 	maxCompletion int64
 	extraKey      []byte
@@ -69,6 +71,7 @@ func (p *prompt) reset() {
 	p.pieces = kept(p.pieces, maxKeptItems)
 	p.late = kept(p.late, maxKeptItems)
 	p.sections = [maxSections]span{}
+	p.recall.reset()
 	p.done = false
 	p.maxCompletion, p.extraKey, p.modelAt = 0, nil, -1
 }
@@ -86,6 +89,7 @@ func (r *Request) Parse() error {
 		// Tokenize has swapped them. One large buffer, still warm, does for both.
 		r.Tokens, p.out = p.out, r.Tokens[:0]
 	}
+	p.recall.begin(r.Memo, r.API, len(r.Body))
 	r.Weight = 1
 	i := p.space(0)
 	if p.peek(i) != '{' {

@@ -135,6 +135,11 @@ func (a *approxProducer) Prepare(r *Request, ch *chain) {
 		return
 	}
 	seed := kvindex.Seed(r.Model, r.Salt)
+	if r.memoed(ch.blockTokens * bytesPerToken) {
+		ch.hashes = r.appendChain(ch.hashes, seed, limit)
+		ch.ends = append(ch.ends, len(ch.hashes))
+		return
+	}
 	start := 0
 	for _, end := range r.Ends {
 		ch.hashes = kvindex.AppendChain(ch.hashes, seed, r.content()[start:end], ch.blockTokens*bytesPerToken, limit)

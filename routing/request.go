@@ -43,6 +43,7 @@ type Request struct {
 	API     API
 	Body    []byte  // valid until the request is Reset
 	Headers Headers // may be nil
+	Memo    *Memo   // Router.Memo, or nil
 
 	// Set by Parse. Byte slices are aliases of Body or of scratch memory.
 	Model      []byte // as asked for, unescaped; empty when the body names none
@@ -55,7 +56,8 @@ type Request struct {
 	// The prompts as one stream of little-endian uint32 tokens: real token ids,
 	// or four bytes of text each (see Estimate). Ends[i] is the end of prompt i in
 	// Tokens; a prompt starts where the one before ends. Every length is a
-	// multiple of 4.
+	// multiple of 4. With a Memo the head of Tokens may be undefined: a plugin that
+	// reads them belongs into Router.Memo.
 	Tokens []byte
 	Ends   []int
 	Exact  bool // Tokens are the engine's own token ids, not an estimate
@@ -82,7 +84,7 @@ type Request struct {
 // Reset empties the request for its next use.
 func (r *Request) Reset() {
 	r.API = APINone
-	r.Body, r.Headers = nil, nil
+	r.Body, r.Headers, r.Memo = nil, nil, nil
 	r.Model, r.Salt = nil, nil
 	r.Stream, r.WantsUsage, r.Exact, r.AnyModel = false, false, false, false
 	r.MaxTokens, r.Weight, r.Source = 0, 1, TokensNone

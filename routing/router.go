@@ -25,6 +25,7 @@ type Router struct {
 	picker    Picker
 	parsers   parserSet
 	profile   string
+	memo      *Memo
 	primary   int // producer whose match feeds the lease, -1 when there is none
 
 	rnd     *rand.Rand
@@ -82,6 +83,26 @@ func (r *Router) Fleet() *Fleet { return r.fleet }
 // Config returns the configuration that the router was built from, defaults included.
 func (r *Router) Config() *configs.Scheduling { return r.config }
 
+// Memo returns what remembers the heads of conversations, to be set as a request's
+// Memo before Parse. It is nil when a plugin reads more of the tokens than hashes of blocks.
+func (r *Router) Memo() *Memo { return r.memo }
+
+func (r *Router) makeMemo() {
+	for _, s := range r.scorers {
+		if _, reads := s.Scorer.(*hashScorer); reads {
+			return
+		}
+	}
+	if _, ok := r.tokenizer.(*Estimator); !ok || len(r.producers) != 1 {
+		return
+	}
+	if a, ok := r.producers[0].Producer.(*approxProducer); ok {
+		if r.memo = newMemo(); r.memo != nil {
+			r.memo.blockBytes.Store(int32(a.blockTokens() * bytesPerToken))
+		}
+	}
+}
+
 // Route picks an endpoint for a parsed request, counts it in flight there and
 // records its prompt. It may be called again for another attempt, with
 // Exclude set, after the first lease is done. The lease lives inside the
@@ -120,6 +141,9 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 // prepare does what needs no lock: tokens and hashes, once per request.
 func (r *Router) prepare(req *Request, endpoints []*Endpoint) {
 	w := &req.work
+	if r.memo == nil {
+		req.forgo()
+	}
 	if !w.tokenized {
 		w.tokenized = true
 		if len(req.Tokens) == 0 && r.tokenizer != nil {

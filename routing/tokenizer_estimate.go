@@ -212,10 +212,17 @@ func (e *Estimator) Tokenize(r *Request) {
 	}
 	p.done = true
 	r.Ends = r.Ends[:0]
-	if n, ok := p.inOrder(&r.Ends); ok {
+	n, ok := p.inOrder(&r.Ends)
+	if p.recall.hole > 0 && (!ok || n < p.recall.hole) {
+		r.reparse()
+		p.done, r.Ends = true, r.Ends[:0]
+		n, ok = p.inOrder(&r.Ends)
+	}
+	if ok {
 		// The usual case: the scanner's output is the prompt.
 		r.Tokens, p.out = p.out[:n], r.Tokens[:0]
 	} else {
+		p.recall.memo = nil
 		e.assemble(r)
 	}
 	r.Tokens = pad(r.Tokens)
