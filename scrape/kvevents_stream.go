@@ -20,7 +20,7 @@ import (
 type kvTimes struct {
 	tick      time.Duration // between two looks at the clock
 	heartbeat time.Duration // silence after which a publisher is pinged
-	deaf      time.Duration // silence after which one that used to answer is given up
+	deaf      time.Duration // without an answer to that, after which one that used to answer is given up
 	settle    time.Duration // longest wait for the sign that a subscription has arrived
 	lost      time.Duration // without a connection, after which what is known counts as lost
 	maxRetry  time.Duration // between two attempts to connect
@@ -35,7 +35,7 @@ type kvTimes struct {
 
 func defaultKVTimes() kvTimes {
 	return kvTimes{
-		tick: 2 * time.Second, heartbeat: 10 * time.Second, deaf: 30 * time.Second, settle: 250 * time.Millisecond,
+		tick: 2 * time.Second, heartbeat: 10 * time.Second, deaf: 20 * time.Second, settle: 250 * time.Millisecond,
 		lost: 30 * time.Second, maxRetry: maxBackoff,
 		idle: 2 * time.Second, total: 2 * time.Minute, backoff: 100 * time.Millisecond, coolDown: 30 * time.Second,
 		quiet: 2 * time.Second, checkEvery: 10 * time.Second,
@@ -157,6 +157,7 @@ type kvStream struct {
 	retry    bool   // a whole replay is due when the cool-down is over
 	cool     time.Time
 	active   time.Time // last message or connection
+	pinged   time.Time // last PING in a silence
 	checked  time.Time // last look for missed messages
 	seen     [kvSeen]struct {
 		seq, sum uint64
@@ -322,9 +323,14 @@ func (s *kvStream) applyAll(ctx context.Context, c *zmtpConn, q *kvQueue) {
 // tick does what is due.
 func (s *kvStream) tick(ctx context.Context, c *zmtpConn, now time.Time) error {
 	times := &s.group.hub.times
-	if silence := now.Sub(time.Unix(0, c.heard.Load())); silence > times.deaf && c.pongs.Load() {
-		return fmt.Errorf("no answer for %s", silence.Round(time.Second))
-	} else if silence > times.heartbeat {
+	heard := time.Unix(0, c.heard.Load())
+	switch {
+	case s.pinged.After(heard): // and so no answer
+		if c.pongs.Load() && now.Sub(s.pinged) > times.deaf {
+			return fmt.Errorf("no answer for %s", now.Sub(s.pinged).Round(time.Second))
+		}
+	case now.Sub(heard) > times.heartbeat:
+		s.pinged = now
 		if err := c.ping(); err != nil {
 			return err
 		}
@@ -357,7 +363,7 @@ func (s *kvStream) canReplay(now time.Time) bool {
 // connected finds out what was missed since the last connection, or before the first.
 func (s *kvStream) connected(ctx context.Context) {
 	s.isLive, s.distrust = false, false
-	s.active = time.Now()
+	s.active, s.pinged = time.Now(), time.Time{}
 	switch {
 	case s.canReplay(s.active):
 		if err := s.catchUp(ctx); err != nil {
