@@ -13,7 +13,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
 # Static: CA certificates and a user, no shell. Runs with a read-only root.
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /src/kvgate /kvgate
-# 8080 serves clients. 9090 is the admin listener: it has no authentication and
+# 8080 serves clients. 9090 is the admin listener: beyond loopback it asks for admin.token_file and
 # stays on the container's loopback unless KVGATE_ADMIN_LISTEN=:9090 opens it.
 EXPOSE 8080 9090
 STOPSIGNAL SIGTERM

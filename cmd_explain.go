@@ -20,11 +20,12 @@ import (
 	"go.uber.org/zap"
 
 	"kvgate/proxy"
+	"kvgate/configs"
 	"kvgate/routing"
 )
 
 func newExplainCommand() *cobra.Command {
-	var file, path, admin, fleetFile, scheduling, output string
+	var file, path, admin, tokenFile, fleetFile, scheduling, output string
 	cmd := &cobra.Command{
 		Use:   "explain -f REQUEST.json",
 		Short: "Show which replica a request would go to, and why",
@@ -46,7 +47,7 @@ func newExplainCommand() *cobra.Command {
 				if scheduling != "" {
 					return usageError{errors.New("--scheduling goes with --fleet: a running gateway explains its own configuration")}
 				}
-				ex, err = explainLive(cmd.Context(), admin, path, body)
+				ex, err = explainLive(cmd.Context(), admin, tokenFile, path, body)
 			}
 			if err != nil {
 				return err
@@ -63,6 +64,7 @@ func newExplainCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVarP(&file, "file", "f", "", "request body; - reads standard input")
 	f.StringVar(&path, "path", "/v1/chat/completions", "the request's path")
+	f.StringVar(&tokenFile, "admin-token-file", "", "file with the token that the admin listener asks for")
 	f.StringVar(&admin, "admin", "http://127.0.0.1:9090", "admin listener of the running gateway, or unix:/path")
 	f.StringVar(&fleetFile, "fleet", "", "saved fleet (JSON of /debug/fleet) instead of a running gateway")
 	f.StringVar(&scheduling, "scheduling", "", "EndpointPickerConfig to decide with; with --fleet")
@@ -123,7 +125,7 @@ func explainSaved(body []byte, path, fleetFile, scheduling string) (*routing.Exp
 }
 
 // explainLive asks a running gateway.
-func explainLive(ctx context.Context, admin, path string, body []byte) (*routing.Explanation, error) {
+func explainLive(ctx context.Context, admin, tokenFile, path string, body []byte) (*routing.Explanation, error) {
 	client := &http.Client{Timeout: 10 * time.Second}
 	base := strings.TrimSuffix(admin, "/")
 	if socket, ok := strings.CutPrefix(admin, "unix:"); ok {
@@ -137,6 +139,13 @@ func explainLive(ctx context.Context, admin, path string, body []byte) (*routing
 		return nil, usageError{err}
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if tokenFile != "" {
+		token, err := configs.ReadSecret(tokenFile)
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("ask the gateway at %s (set --admin, or use --fleet): %w", admin, err)

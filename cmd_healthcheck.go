@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
@@ -26,7 +27,7 @@ func newHealthcheckCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if url, err = readyURL(loaded.Settings.Listen); err != nil {
+				if url, err = readyURL(&loaded.Settings); err != nil {
 					return err
 				}
 			}
@@ -36,7 +37,11 @@ func newHealthcheckCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := http.DefaultClient.Do(req)
+			client := &http.Client{Transport: &http.Transport{
+				DisableKeepAlives: true,
+				TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the certificate is not for this machine's own address, and nothing secret is sent
+			}}
+			resp, err := client.Do(req)
 			if err != nil {
 				return err
 			}
@@ -53,13 +58,17 @@ func newHealthcheckCommand() *cobra.Command {
 	return cmd
 }
 
-func readyURL(listen string) (string, error) {
-	host, port, err := net.SplitHostPort(listen)
+func readyURL(s *configs.Settings) (string, error) {
+	host, port, err := net.SplitHostPort(s.Listen)
 	if err != nil {
-		return "", fmt.Errorf("listen %s: %w", listen, err)
+		return "", fmt.Errorf("listen %s: %w", s.Listen, err)
 	}
 	if ip := net.ParseIP(strings.Trim(host, "[]")); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	return "http://" + net.JoinHostPort(host, port) + "/readyz", nil
+	scheme := "http://"
+	if s.TLS.CertFile != "" {
+		scheme = "https://"
+	}
+	return scheme + net.JoinHostPort(host, port) + "/readyz", nil
 }

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -173,7 +175,6 @@ func (g *gateway) watchdog(ctx context.Context, systemd notifier) {
 	if every == 0 {
 		return
 	}
-	client := &http.Client{Timeout: every}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -182,15 +183,44 @@ func (g *gateway) watchdog(ctx context.Context, systemd notifier) {
 			return
 		case <-tick.C:
 		}
-		resp, err := client.Get(g.dataURL() + "/livez")
-		if err != nil {
+		if err := probe(ctx, g.dataURL(), every); err != nil {
 			g.log.Error("the data listener does not answer its own probe", zap.Error(err))
 			continue
 		}
-		_ = resp.Body.Close()
 		g.fleet.IndexStats()
 		_ = systemd.send("WATCHDOG=1", g.status())
 	}
+}
+
+// probe asks a data listener for a sign of life: /livez, or over TLS the
+// handshake, as it may ask for a certificate that only clients have.
+func probe(ctx context.Context, url string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if address, secure := strings.CutPrefix(url, "https://"); secure {
+		alive := false
+		dialer := tls.Dialer{Config: &tls.Config{
+			InsecureSkipVerify: true, //nolint:gosec // nothing is sent, and whose certificate it is does not matter
+			VerifyConnection:   func(tls.ConnectionState) error { alive = true; return nil },
+		}}
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err == nil {
+			_ = conn.Close()
+		}
+		if alive {
+			return nil
+		}
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/livez", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 // checkFileLimit warns when descriptors will run out early: two per stream.

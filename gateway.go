@@ -45,7 +45,8 @@ type gateway struct {
 	reloadMu sync.Mutex
 	settings *configs.Settings
 
-	draining atomic.Bool // not ready any more, whoever asks
+	token    atomic.Pointer[string] // of the admin listener, "" when none is asked for
+	draining atomic.Bool            // not ready any more, whoever asks
 
 	data  net.Listener
 	admin net.Listener
@@ -76,6 +77,11 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	if err != nil {
 		return nil, err
 	}
+	token, err := adminToken(s)
+	if err != nil {
+		return nil, err
+	}
+	g.token.Store(&token)
 	g.router.Store(router)
 	g.metrics = proxy.NewMetrics(g.registry, g.fleet, proxy.RouteTemplates())
 	access := zap.NewNop()
@@ -100,7 +106,20 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	return g, nil
 }
 
-// listenAdmin binds host:port or unix:/path; nil when it is switched off.
+// adminToken reads what requests to the admin listener must carry.
+func adminToken(s *configs.Settings) (string, error) {
+	if s.Admin.TokenFile == "" {
+		return "", nil
+	}
+	token, err := configs.ReadSecret(s.Admin.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("admin.token_file: %w", err)
+	}
+	return token, nil
+}
+
+// listenAdmin binds host:port or unix:/path, which the owner and the group may
+// use; nil when it is switched off.
 func listenAdmin(addr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
@@ -109,7 +128,14 @@ func listenAdmin(addr string) (net.Listener, error) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		return net.Listen("unix", path)
+		ln, err := net.Listen("unix", path)
+		if err == nil {
+			if err = os.Chmod(path, 0o660); err != nil { //nolint:gosec // the group is whom the operator lets in
+				_ = ln.Close()
+				return nil, err
+			}
+		}
+		return ln, err
 	}
 	return net.Listen("tcp", addr)
 }
@@ -157,6 +183,7 @@ func (g *gateway) adminHandler() http.Handler {
 		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.ready,
 		Replicas: g.scraper, PProf: g.settings.Admin.PProf, Version: version(), Log: g.log, Level: &g.level,
 		ExplainAPI: proxy.RouteAPI, MaxBody: int64(g.settings.Limits.Body), Hosts: adminHosts(g.settings.AdminListen),
+		Token: func() string { return *g.token.Load() },
 	})
 }
 
@@ -189,6 +216,16 @@ func (g *gateway) reload() (err error) {
 	if err != nil {
 		return err
 	}
+	token, err := adminToken(s)
+	if err != nil {
+		return err
+	}
+	if err := proxy.CheckFiles(s); err != nil { // before anything is in force
+		return err
+	}
+	if (s.TLS.CertFile == "") != (g.settings.TLS.CertFile == "") {
+		return errors.New("tls.cert_file: TLS is switched on and off at a restart only")
+	}
 	if err := g.scraper.Reload(s, plan); err != nil {
 		return err
 	}
@@ -198,6 +235,7 @@ func (g *gateway) reload() (err error) {
 	if err := g.renderer.Apply(s); err != nil {
 		return err
 	}
+	g.token.Store(&token)
 	g.fleet.SetStaleness(s.Scrape.Staleness)
 	g.router.Store(router)
 	if s.Listen != g.settings.Listen || s.AdminListen != g.settings.AdminListen {
@@ -266,5 +304,9 @@ func (g *gateway) dataURL() string {
 	if addr.IP.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	return "http://" + net.JoinHostPort(host, fmt.Sprint(addr.Port))
+	scheme := "http://"
+	if g.settings.TLS.CertFile != "" {
+		scheme = "https://"
+	}
+	return scheme + net.JoinHostPort(host, fmt.Sprint(addr.Port))
 }

@@ -323,7 +323,9 @@ func TestWatchdogInterval(t *testing.T) {
 func TestReadyURL(t *testing.T) {
 	f := func(listen, want string) {
 		t.Helper()
-		got, err := readyURL(listen)
+		s := configs.DefaultSettings()
+		s.Listen = listen
+		got, err := readyURL(&s)
 		if err != nil {
 			got = "error"
 		}

@@ -176,3 +176,17 @@ func (k *fileKey) key() (Key, error) {
 	}
 	return out, nil
 }
+
+// ReadSecret reads a file that holds one key or token of printable ASCII
+// characters and nothing else, blanks around it excepted.
+func ReadSecret(file string) (string, error) {
+	data, err := readDocument(file)
+	if err != nil {
+		return "", err
+	}
+	text := strings.TrimSpace(string(data))
+	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return "", fmt.Errorf("%s must hold one key of printable ASCII characters and nothing else", file)
+	}
+	return text, nil
+}

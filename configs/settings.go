@@ -18,6 +18,7 @@ type Settings struct {
 	Log      Log      `mapstructure:"log"`
 	Server   Server   `mapstructure:"server"`
 	Limits   Limits   `mapstructure:"limits"`
+	TLS      TLS      `mapstructure:"tls"`
 	Auth     Auth     `mapstructure:"auth"`
 	Upstream Upstream `mapstructure:"upstream"`
 	Scrape   Scrape   `mapstructure:"scrape"`
@@ -61,6 +62,13 @@ type Limits struct {
 	Buffered       Size `mapstructure:"buffered" usage:"size of all request bodies in memory"`
 }
 
+// TLS configures the data listener's side of TLS.
+type TLS struct {
+	CertFile     string `mapstructure:"cert_file" usage:"PEM file of the data listener's certificate and its chain, followed when it changes; empty: plain HTTP"`
+	KeyFile      string `mapstructure:"key_file" usage:"PEM file of the certificate's key"`
+	ClientCAFile string `mapstructure:"client_ca_file" usage:"PEM file of the CAs of which clients must show a certificate; empty: none is asked for"`
+}
+
 // Auth configures who may use the data listener.
 type Auth struct {
 	KeysFile string `mapstructure:"keys_file" usage:"file of the API keys that clients must send; empty: everyone may ask"`
@@ -75,6 +83,9 @@ type Upstream struct {
 	MaxIdle        int           `mapstructure:"max_idle" usage:"pooled connections per replica"`
 	APIKeyFile     string        `mapstructure:"api_key_file" usage:"file with the key that replaces the client's Authorization, for probes too"`
 	CAFile         string        `mapstructure:"ca_file" usage:"file of CA certificates to trust instead of the system's"`
+	ClientCertFile string        `mapstructure:"client_cert_file" usage:"PEM file of the certificate to show to https replicas, for probes too"`
+	ClientKeyFile  string        `mapstructure:"client_key_file" usage:"PEM file of that certificate's key"`
+	ServerName     string        `mapstructure:"server_name" usage:"name that the certificate of every https replica must have; empty: the host in its URL"`
 }
 
 // Scrape configures the observation of the replicas.
@@ -103,7 +114,9 @@ type Headers struct {
 
 // Admin configures the admin listener.
 type Admin struct {
-	PProf bool `mapstructure:"pprof" usage:"serve /debug/pprof/"`
+	TokenFile string `mapstructure:"token_file" usage:"file with the token that requests to the admin listener must carry"`
+	Insecure  bool   `mapstructure:"insecure" usage:"serve the admin listener beyond loopback without a token"`
+	PProf     bool   `mapstructure:"pprof" usage:"serve /debug/pprof/"`
 }
 
 // DefaultSettings returns what holds when nothing is set.

@@ -129,6 +129,11 @@ func TestLoadSettingsEveryKey(t *testing.T) {
 	other := map[string]string{
 		"admin_listen": "unix:/run/x", "scheduling": "s.yaml", "endpoints": "e.yaml", "replicas": "a=http://a:1", "log.level": "debug", "log.format": "json",
 		"limits.body": "1MiB", "limits.buffered": "2GiB", "upstream.api_key_file": "/k", "upstream.ca_file": "/c", "routes.passthrough": "/x",
+		"upstream.server_name": "replica.example",
+	}
+	needs := map[string][]string{
+		"tls.cert_file": {"KVGATE_TLS_KEY_FILE=/k"}, "tls.key_file": {"KVGATE_TLS_CERT_FILE=/c"}, "tls.client_ca_file": {"KVGATE_TLS_CERT_FILE=/c", "KVGATE_TLS_KEY_FILE=/k"},
+		"upstream.client_cert_file": {"KVGATE_UPSTREAM_CLIENT_KEY_FILE=/k"}, "upstream.client_key_file": {"KVGATE_UPSTREAM_CLIENT_CERT_FILE=/c"},
 	}
 	for _, leaf := range leaves() {
 		text := other[leaf.key]
@@ -155,7 +160,7 @@ func TestLoadSettingsEveryKey(t *testing.T) {
 		}
 		f := func(layer, file string, environ, args []string, origin string) {
 			t.Helper()
-			l, err := load(t, file, environ, args)
+			l, err := load(t, file, append(environ, needs[leaf.key]...), args)
 			if err != nil {
 				t.Errorf("got %v for %s in the %s, want no error", err, leaf.key, layer)
 			}
@@ -255,16 +260,16 @@ func TestLoadSettingsErrors(t *testing.T) {
 	// The file.
 	f("unknown section", "upstreams: {}\n", none, none, "kvgate.yaml:1:1: upstreams: unknown field (did you mean `upstream`?)")
 	f("unknown key", "upstream:\n  idel_timeout: 4s\n", none, none, "kvgate.yaml:2:3: upstream.idel_timeout: unknown field (did you mean `idle_timeout`?)")
-	f("unknown key, far", "admin: {colour: red}\n", none, none, "kvgate.yaml:1:9: admin.colour: unknown field (known fields: pprof)")
+	f("unknown key, far", "admin: {colour: red}\n", none, none, "kvgate.yaml:1:9: admin.colour: unknown field (known fields: token_file, insecure, pprof)")
 	f("duplicate key", "listen: ':1'\nlisten: ':2'\n", none, none, "kvgate.yaml:2:1: listen: set twice, first in line 1 (keep one of them)")
 	f("wrong type", "upstream: {idle_timeout: 4}\n", none, none,
 		`kvgate.yaml:1:26: upstream.idle_timeout: wants a duration, got the number 4 (a number with a unit, such as "200ms", "60s" or "1h30m")`)
 	f("wrong size", "limits: {body: 32MB}\n", none, none,
 		`kvgate.yaml:1:16: limits.body: the unit of "32MB" may mean 1000 or 1024: write a number of bytes, or one with the unit KiB, MiB, GiB or TiB, such as 32MiB`)
 	f("section of a wrong type", "upstream: 4s\n", none, none,
-		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file)`)
+		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file, client_cert_file, client_key_file, server_name)`)
 	f("a list", "- a\n", none, none,
-		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, auth, upstream, scrape, drain, routes, headers, admin)")
+		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, tls, auth, upstream, scrape, drain, routes, headers, admin)")
 	f("syntax", "a: [\n", none, none, "kvgate.yaml:1: did not find expected node content")
 	f("list item of a wrong type", "routes: {passthrough: [/a, 5]}\n", none, none, "kvgate.yaml:1:28: routes.passthrough[1]: wants a string, got the number 5 (put it in quotes)")
 	f("replica without name", "replicas: ['=http://a']\n", none, none, "kvgate.yaml:1:12: replicas[0]: the name of the replica is empty: write NAME=URL, or URL alone")

@@ -36,6 +36,15 @@ func (s *Settings) Validate() []error {
 
 	v.sizes(&s.Limits)
 
+	v.pair("tls.cert_file", s.TLS.CertFile, "tls.key_file", s.TLS.KeyFile)
+	if s.TLS.ClientCAFile != "" && s.TLS.CertFile == "" {
+		v.report("tls.client_ca_file", "set tls.cert_file and tls.key_file, too", "clients can show a certificate only over TLS")
+	}
+	v.pair("upstream.client_cert_file", s.Upstream.ClientCertFile, "upstream.client_key_file", s.Upstream.ClientKeyFile)
+	if name := s.Upstream.ServerName; name != "" && !validHost(name) {
+		v.report("upstream.server_name", "write a host name", "%s is no host name", quote(name))
+	}
+
 	v.atLeast("upstream.connect_timeout", s.Upstream.ConnectTimeout, 1)
 	v.atLeast("upstream.header_timeout", s.Upstream.HeaderTimeout, 1)
 	v.atLeast("upstream.stream_timeout", s.Upstream.StreamTimeout, 1)
@@ -69,6 +78,16 @@ func (v *validator) report(key, remedy, format string, args ...any) {
 	v.errs = append(v.errs, Position{Path: key}.Problem(remedy, format, args...))
 }
 
+// pair wants both or none.
+func (v *validator) pair(key, value, otherKey, other string) {
+	if value == "" {
+		key, value, otherKey, other = otherKey, other, key, value
+	}
+	if value != "" && other == "" {
+		v.report(key, "set both, or none", "set without %s", otherKey)
+	}
+}
+
 func (v *validator) oneOf(key, got string, known ...string) {
 	if !slices.Contains(known, got) {
 		v.report(key, Suggest(got, "known values", known), "unknown value %s", quote(got))
@@ -98,10 +117,19 @@ func (v *validator) listeners(s *Settings) {
 		return
 	}
 	adminHost, adminPort, adminOK := v.listen("admin_listen", s.AdminListen)
+	if adminOK && s.Admin.TokenFile == "" && !s.Admin.Insecure && !loopback(adminHost) {
+		v.report("admin_listen", "set admin.token_file, listen on 127.0.0.1 or unix:/PATH, or set admin.insecure: true",
+			"%s can be reached from other machines and asks for no token", s.AdminListen)
+	}
 	every := func(host string) bool { return slices.Contains([]string{"", "0.0.0.0", "::"}, host) }
 	if ok && adminOK && port == adminPort && port != 0 && (host == adminHost || every(host) || every(adminHost)) {
 		v.report("admin_listen", "choose another port", "%s collides with listen %s", s.AdminListen, s.Listen)
 	}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (v *validator) listen(key, address string) (host string, port int, ok bool) {

@@ -42,10 +42,25 @@ func TestValidate(t *testing.T) {
 	f(func(s *Settings) { s.AdminListen = "unix:" }, `admin_listen: the path "" is not absolute (write unix:/PATH)`)
 	f(func(s *Settings) { s.Listen = "unix:/run/x" }, `listen: "unix:/run/x"`+listen)
 	f(func(s *Settings) { s.AdminListen = "127.0.0.1:8080" }, "admin_listen: 127.0.0.1:8080 collides with listen :8080 (choose another port)")
-	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "0.0.0.0:80" }, "admin_listen: 0.0.0.0:80 collides with listen 10.0.0.1:80 (choose another port)")
-	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "10.0.0.1:80" }, "admin_listen: 10.0.0.1:80 collides with listen 10.0.0.1:80 (choose another port)")
+	f(func(s *Settings) { s.Listen, s.AdminListen, s.Admin.Insecure = "10.0.0.1:80", "0.0.0.0:80", true }, "admin_listen: 0.0.0.0:80 collides with listen 10.0.0.1:80 (choose another port)")
+	f(func(s *Settings) { s.Listen, s.AdminListen, s.Admin.TokenFile = "10.0.0.1:80", "10.0.0.1:80", "t" }, "admin_listen: 10.0.0.1:80 collides with listen 10.0.0.1:80 (choose another port)")
 	f(func(s *Settings) { s.Listen, s.AdminListen = "10.0.0.1:80", "127.0.0.1:80" })
-	f(func(s *Settings) { s.Listen, s.AdminListen = ":0", ":0" })
+	f(func(s *Settings) { s.Listen, s.AdminListen, s.Admin.Insecure = ":0", ":0", true })
+	for _, open := range []string{":9090", "0.0.0.0:9090", "10.0.0.1:9090", "[::]:9090", "gate.example:9090"} {
+		f(func(s *Settings) { s.AdminListen = open },
+			"admin_listen: "+open+" can be reached from other machines and asks for no token (set admin.token_file, listen on 127.0.0.1 or unix:/PATH, or set admin.insecure: true)")
+		f(func(s *Settings) { s.AdminListen, s.Admin.TokenFile = open, "t" })
+		f(func(s *Settings) { s.AdminListen, s.Admin.Insecure = open, true })
+	}
+	for _, own := range []string{"127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"} {
+		f(func(s *Settings) { s.AdminListen = own })
+	}
+	f(func(s *Settings) { s.TLS.CertFile = "c" }, "tls.cert_file: set without tls.key_file (set both, or none)")
+	f(func(s *Settings) { s.TLS.KeyFile = "k" }, "tls.key_file: set without tls.cert_file (set both, or none)")
+	f(func(s *Settings) { s.TLS = TLS{"c", "k", "a"} })
+	f(func(s *Settings) { s.TLS.ClientCAFile = "a" }, "tls.client_ca_file: clients can show a certificate only over TLS (set tls.cert_file and tls.key_file, too)")
+	f(func(s *Settings) { s.Upstream.ClientKeyFile = "k" }, "upstream.client_key_file: set without upstream.client_cert_file (set both, or none)")
+	f(func(s *Settings) { s.Upstream.ServerName = "a b" }, `upstream.server_name: "a b" is no host name (write a host name)`)
 
 	f(func(s *Settings) {
 		s.Replicas = []Replica{{URL: "http://a:1"}, {Name: "a:1", URL: "http://b"}, {Name: "c", URL: "http://A:1/"}, {URL: "ftp://x"}, {Name: "a:1", Namespace: "n", URL: "http://d"}}

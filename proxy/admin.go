@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,6 +47,9 @@ type AdminOptions struct {
 	// Hosts are names, besides the machine's own, under which browsers may
 	// reach the admin listener.
 	Hosts []string
+	// Token returns what requests must carry, as a Bearer token or a password; ""
+	// or a nil func: nothing. Liveness and readiness are always answered.
+	Token func() string
 	// MaxBody limits an explain request, in bytes; 0 means 32 MiB.
 	MaxBody int64
 }
@@ -158,9 +163,19 @@ func (a *admin) guard(next http.Handler) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		limit := int64(maxAdminBody)
 		switch r.URL.Path {
+		case "/livez", "/readyz":
+			next.ServeHTTP(w, r)
+			return
+		}
+		if !a.trusted(r) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="kvgate"`) // which makes a browser ask
+			fail(w, http.StatusUnauthorized, errors.New("the token of admin.token_file is needed: Authorization: Bearer TOKEN, or any user with the token as password"))
+			return
+		}
+		switch r.URL.Path {
 		case "/debug/explain":
 			limit = a.MaxBody
-		case "/metrics", "/livez", "/readyz":
+		case "/metrics":
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -172,6 +187,27 @@ func (a *admin) guard(next http.Handler) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
 		next.ServeHTTP(w, r)
 	})
+}
+
+// trusted says whether a request carries the token. Hashes are compared, in constant time.
+func (a *admin) trusted(r *http.Request) bool {
+	token := ""
+	if a.Token != nil {
+		token = a.Token()
+	}
+	if token == "" {
+		return true
+	}
+	_, got, basic := r.BasicAuth()
+	if !basic {
+		scheme, rest, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			return false
+		}
+		got = strings.TrimSpace(rest)
+	}
+	want, have := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(got))
+	return subtle.ConstantTimeCompare(want[:], have[:]) == 1
 }
 
 func (a *admin) ownHost(host string) bool {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -77,7 +78,8 @@ type live struct {
 	settings *configs.Settings
 	Server   configs.Server
 	upstream *upstreamLimits
-	keys     *keyring // nil: no key is asked for
+	keys     *keyring     // nil: no key is asked for
+	cert     *listenerCert // nil: plain HTTP
 }
 
 // New returns a Server that serves nothing yet. Errors: a file that the
@@ -126,6 +128,8 @@ func CheckFiles(settings *configs.Settings) error {
 	var problems configs.Problems
 	_, err := newUpstreamLimits(settings)
 	problems.Add(err)
+	_, err = settings.TLS.Config()
+	problems.Add(err)
 	if file := settings.Auth.KeysFile; file != "" {
 		_, err := configs.LoadKeys(file)
 		problems.Add(err)
@@ -147,7 +151,11 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys}, nil
+	cert, err := newListenerCert(own.TLS, s.log)
+	if err != nil {
+		return nil, err
+	}
+	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys, cert: cert}, nil
 }
 
 // Apply puts other settings in force for the requests that come from now on. On
@@ -158,6 +166,9 @@ func (s *Server) Apply(settings *configs.Settings) error {
 	if err != nil {
 		return err
 	}
+	if (l.cert == nil) != (s.live.Load().cert == nil) {
+		return errors.New("tls.cert_file: TLS is switched on and off at a restart only")
+	}
 	old := s.live.Swap(l)
 	s.transport.limits.Store(l.upstream)
 	s.buffers.budget.Add(int64(l.settings.Limits.Buffered - old.settings.Limits.Buffered))
@@ -165,8 +176,12 @@ func (s *Server) Apply(settings *configs.Settings) error {
 }
 
 // Serve accepts connections until the listener fails or Shutdown is called, in
-// which case it returns nil. It may run on several listeners at once.
+// which case it returns nil. It may run on several listeners at once. With
+// tls.cert_file every one of them speaks TLS.
 func (s *Server) Serve(ln net.Listener) error {
+	if s.live.Load().cert != nil {
+		ln = tls.NewListener(ln, s.tlsConfig())
+	}
 	s.mu.Lock()
 	if s.shut {
 		s.mu.Unlock()

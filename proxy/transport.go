@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -77,6 +78,10 @@ func newUpstreamLimits(s *configs.Settings) (*upstreamLimits, error) {
 		if !l.tls.RootCAs.AppendCertsFromPEM(pem) {
 			return nil, fmt.Errorf("upstream.ca_file: %s holds no PEM certificate", file)
 		}
+	}
+	var err error
+	if l.tls.Certificates, err = s.Upstream.Certificates(); err != nil {
+		return nil, err
 	}
 	if file := s.Upstream.APIKeyFile; file != "" {
 		key, err := os.ReadFile(file)
@@ -278,7 +283,7 @@ func (p *pool) dial(l *upstreamLimits, attach func(aborter) bool, detach func())
 	c.initProbe()
 	if p.secure {
 		cfg := l.tls.Clone()
-		cfg.ServerName = p.serverName
+		cfg.ServerName = cmp.Or(l.ServerName, p.serverName)
 		secure := tls.Client(conn, cfg)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()

@@ -1,6 +1,7 @@
 package scrape
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -34,6 +35,7 @@ type config struct {
 	modelsInterval time.Duration
 	apiKey         string
 	tls            *tls.Config // of traffic
+	serverName     string      // of every replica's certificate, "": the host in its URL
 }
 
 func newConfig(s *configs.Settings, p *Plan) (*config, error) {
@@ -59,6 +61,10 @@ func newConfig(s *configs.Settings, p *Plan) (*config, error) {
 		}
 		c.tls = newTLS(cas)
 	}
+	c.serverName = s.Upstream.ServerName
+	certificates, err := s.Upstream.Certificates()
+	problems.Add(err)
+	c.tls.Certificates = certificates
 	if file := s.Upstream.APIKeyFile; file != "" {
 		key, err := readKey(file)
 		if err != nil {
@@ -159,7 +165,7 @@ func (w *worker) configure(c *config) {
 	w.mu.Unlock()
 	u, _ := url.Parse(w.endpoint.URL()) // a fleet's URLs are normalized
 	traffic := c.tls.Clone()
-	traffic.ServerName = u.Hostname()
+	traffic.ServerName = cmp.Or(c.serverName, u.Hostname())
 	aim := func(s *httpSource, accept string) (*target, *client) {
 		scheme, port, config := u.Scheme, u.Port(), traffic
 		if s.scheme != "" {
@@ -170,7 +176,7 @@ func (w *worker) configure(c *config) {
 		}
 		if s.tls != nil {
 			config = s.tls.Clone()
-			config.ServerName = u.Hostname()
+			config.ServerName = traffic.ServerName
 			if config.RootCAs == nil {
 				config.RootCAs = c.tls.RootCAs
 			}
