@@ -19,9 +19,10 @@ type predictions struct {
 // prediction is the record of one endpoint.
 type prediction struct {
 	PredictionStats
-	epoch      uint32 // how often the index has dropped the endpoint's entries
-	nothing    int    // answers in a row that found next to nothing of what was predicted
-	notTheHalf int    // answers in a row that found less than half of it
+	epoch     uint32  // how often the index has dropped the endpoint's entries
+	suspicion float64 // see disproves
+	usual     float64 // rate of answers for which too much was predicted
+	common    int64   // tokens found when too much was predicted, while suspicion lasts: the head of all prompts
 }
 
 // PredictionStats says how well a producer has predicted the cached tokens of one
@@ -142,14 +143,19 @@ type distruster interface {
 	Distrust(e *Endpoint)
 }
 
-// What disproves an index: answers in a row, each of which was predicted to come
-// to a quarter and two blocks at least from the cache. An engine that has lost its
-// cache finds nothing, or only the prompt that all have in common, where one that
-// has evicted some of it still finds much now and then.
+// What disproves an index: answers for which too much was predicted, more of them
+// than usual. An engine that has restarted finds nothing, or only the head that all
+// prompts have in common, since the first prompt after that has computed it again.
+//
+// It is a one-sided CUSUM over the answers that say something: 1 for one of which
+// less than three quarters of the prediction was found, 0 for one of which nine
+// tenths were. The reference lies halfway between the replica's usual rate of the
+// former and 1.
 const (
-	disprovedBy     = 3 // answers with less than an eighth of what was predicted
-	disprovedByHalf = 5 // answers with less than half of it
-	disproofTokens  = 2 * minBlockTokens
+	disproofTokens = 2 * minBlockTokens // a prediction below it, or below a quarter of the prompt, says nothing
+	disproofLimit  = 2.25               // five answers after a long time without any
+	usualAlpha     = 0.02
+	usualMost      = 0.5 // an index that is always wrong is dropped again and again
 )
 
 // distrust drops what the index says of an endpoint when its answers disprove it.
@@ -175,22 +181,25 @@ func (r *Router) distrust(d distruster, o observer, req *Request, e *Endpoint, x
 
 // disproves takes one answer into account and reports whether it was the last straw.
 func (p *prediction) disproves(predicted, prompt, cached int64) bool {
-	if predicted < disproofTokens || predicted < prompt/4 {
+	if predicted < disproofTokens || predicted < prompt/4 || 10*predicted <= 11*p.common {
 		return false
 	}
-	p.nothing++
-	p.notTheHalf++
-	if cached >= predicted/8 {
-		p.nothing = 0
+	reference := (min(p.usual, usualMost) + 1) / 2
+	switch {
+	case 4*cached < 3*predicted:
+		p.suspicion += 1 - reference
+		p.usual += usualAlpha * (1 - p.usual)
+		p.common = max(p.common, cached)
+	case 10*cached >= 9*predicted:
+		p.suspicion -= reference
+		p.usual -= usualAlpha * p.usual
 	}
-	if cached >= predicted/2 {
-		p.notTheHalf = 0
-	}
-	if p.nothing < disprovedBy && p.notTheHalf < disprovedByHalf {
+	if p.suspicion > 0 && p.suspicion < disproofLimit {
 		return false
 	}
-	p.nothing, p.notTheHalf = 0, 0
-	return true
+	disproved := p.suspicion > 0
+	p.suspicion, p.common = 0, 0
+	return disproved
 }
 
 // Distrust implements distruster.

@@ -98,16 +98,14 @@ func TestRestartIsNoticed(t *testing.T) {
 			t.Errorf("%s: got %d blocks, want %d still", name, after, before)
 		}
 	}
-	f(t, "all is lost", func(int64) int64 { return 0 }, 1, disprovedBy)
-	f(t, "a common head is there again", func(p int64) int64 { return p * 4 / 10 }, 1, disprovedByHalf)
+	f(t, "all is lost", func(int64) int64 { return 0 }, 1, 5)
+	f(t, "a common head is there again", func(p int64) int64 { return p * 4 / 10 }, 1, 5)
 	f(t, "all is there", func(p int64) int64 { return p }, 0, 0)
-	f(t, "most is there", func(p int64) int64 { return p * 6 / 10 }, 0, 0)
+	f(t, "most is there", func(p int64) int64 { return p * 8 / 10 }, 0, 0)
 	n := 0
-	f(t, "now and then nothing is there", func(p int64) int64 {
-		if n++; n%3 == 0 {
-			return p
-		}
-		return 0
+	f(t, "half the time nothing is there", func(p int64) int64 {
+		n++
+		return p * int64(n%2)
 	}, 0, 0)
 }
 
@@ -147,7 +145,7 @@ func TestAnswersFromBeforeTheDrop(t *testing.T) {
 		l.Usage(20*64, 0)
 		l.Done(Completed)
 		blocks := fleet.IndexBlocks(l.Endpoint)
-		if want := 20 * max(1, i-1); i >= disprovedBy-1 && blocks != want {
+		if want := 20 * max(1, i-3); i >= 4 && blocks != want {
 			t.Errorf("answer %d: got %d blocks, want %d", i, blocks, want)
 		}
 	}
