@@ -96,6 +96,8 @@ type Endpoint struct {
 
 	failures     atomic.Int32 // failed requests in a row
 	ejectedUntil atomic.Int64 // Unix nanoseconds
+	trial        atomic.Int32 // requests out that decide whether it comes back
+	returned     atomic.Int64 // Unix nanoseconds at which its slow start began, or slowStartDue, or 0
 
 	drain drainRate
 
@@ -180,16 +182,24 @@ func (e *Endpoint) setModels(names []string, known bool) bool {
 
 // SetReachable records whether the last attempt to connect succeeded.
 func (e *Endpoint) SetReachable(ok bool) {
-	if e.down.Load() == ok {
-		e.down.Store(!ok)
+	if e.down.Load() == ok && e.down.Swap(!ok) == ok && ok {
+		e.returned.Store(slowStartDue)
 	}
 }
 
-// Passive ejection: a replica that fails this many requests in a row is left
-// out for the duration; the next failure after it leaves it out again.
+// Passive ejection: a replica that fails this many requests in a row is left out
+// for the duration. Then it is on trial: it takes one request at a time, the first
+// that it answers brings it back, the first that it fails leaves it out again.
 const (
 	ejectAfter = 5
 	ejectFor   = 10 * time.Second
+)
+
+// Slow start: for this long the share that a replica which came back may have of
+// the requests in flight grows linearly from one request to an even share.
+const (
+	slowStart    = 10 * time.Second
+	slowStartDue = -1 // begins at the next pick
 )
 
 // ReportFailure counts a request that the replica failed (no answer, a broken
@@ -202,10 +212,32 @@ func (e *Endpoint) ReportFailure(now time.Time) {
 
 // ReportSuccess says that the replica has answered a request.
 func (e *Endpoint) ReportSuccess() {
-	if e.failures.Load() != 0 {
-		e.failures.Store(0)
-		e.ejectedUntil.Store(0)
+	if e.failures.Load() == 0 {
+		return
 	}
+	e.failures.Store(0)
+	if e.ejectedUntil.Swap(0) != 0 {
+		e.returned.Store(slowStartDue)
+	}
+}
+
+// onTrial says whether the endpoint was ejected and has not answered since.
+func (e *Endpoint) onTrial() bool { return e.ejectedUntil.Load() != 0 }
+
+// warm says whether an endpoint that came back may take one more request, when
+// even is what each endpoint would have of those in flight.
+func (e *Endpoint) warm(now time.Time, even float64) bool {
+	e.returned.CompareAndSwap(slowStartDue, now.UnixNano())
+	from := e.returned.Load()
+	if from == 0 {
+		return true
+	}
+	age := now.UnixNano() - from
+	if age >= int64(slowStart) {
+		e.returned.CompareAndSwap(from, 0)
+		return true
+	}
+	return float64(e.InFlight()) < max(1, even*float64(age)/float64(slowStart))
 }
 
 // stateAt returns the state in which a pick at that time sees the endpoint.
@@ -218,7 +250,7 @@ func (e *Endpoint) stateAt(now time.Time) State {
 	case e.down.Load():
 		return Down
 	}
-	if until := e.ejectedUntil.Load(); until != 0 && now.UnixNano() < until {
+	if until := e.ejectedUntil.Load(); until != 0 && (now.UnixNano() < until || e.trial.Load() > 0) {
 		return Down
 	}
 	return Ready

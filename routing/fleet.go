@@ -298,9 +298,13 @@ func (v *fleetView) resolve(r *Request) ([]*Endpoint, error) {
 // are none, those that are down (a guess beats a refusal); if there are none,
 // those that were never scraped. degraded says that it was not the first choice.
 func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Candidate) (c []Candidate, degraded bool) {
-	for _, want := range [...]State{Ready, Down, Starting} {
+	even := evenShare(endpoints)
+	for _, want := range [...]State{Ready, Ready, Down, Starting} {
 		for _, e := range endpoints {
 			if e.stateAt(now) != want || (len(r.Exclude) > 0 && slices.Contains(r.Exclude, e)) {
+				continue
+			}
+			if even >= 0 && !e.warm(now, even) {
 				continue
 			}
 			dst = append(dst, Candidate{Endpoint: e, Row: len(dst)})
@@ -309,8 +313,23 @@ func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Cand
 		if len(dst) > 0 {
 			return dst, want != Ready
 		}
+		even = -1 // rather a replica in its slow start than one that is down
 	}
 	return dst, true
+}
+
+// evenShare returns what each endpoint would have of the requests in flight, and
+// a negative number when no endpoint is in its slow start.
+func evenShare(endpoints []*Endpoint) float64 {
+	slow, total := false, 0
+	for _, e := range endpoints {
+		slow = slow || e.returned.Load() != 0
+		total += e.InFlight()
+	}
+	if !slow {
+		return -1
+	}
+	return float64(total) / float64(len(endpoints))
 }
 
 // join is the one place where scraped and inline truth meet.

@@ -39,6 +39,7 @@ type Lease struct {
 	req       *Request
 	weight    int64
 	predicted int64
+	trial     bool          // the endpoint is on trial with this request
 	state     atomic.Uint32 // leaseFree, leaseAwaiting, leaseStreaming
 }
 
@@ -78,6 +79,9 @@ func (l *Lease) take(r *Router, req *Request, e *Endpoint) {
 	e.awaiting.Add(l.weight)
 	e.pending.Add(l.Uncached)
 	e.drain.begin(r.fleet.now())
+	if l.trial = e.onTrial(); l.trial {
+		e.trial.Add(1)
+	}
 	l.state.Store(leaseAwaiting)
 }
 
@@ -126,5 +130,8 @@ func (l *Lease) Done(o Outcome) {
 	case Unsent, Refused:
 		l.router.undo(l)
 	case Canceled:
+	}
+	if l.trial { // after the verdict, so that no second request slips in before it
+		e.trial.Add(-1)
 	}
 }
