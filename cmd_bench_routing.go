@@ -1,20 +1,22 @@
 package main
 
 import (
+	"bytes"
 	_ "embed" // the gates
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"kvgate/bench"
-	"kvgate/bench/fakevllm"
+	"kvgate/configs"
 )
 
 //go:embed bench/testdata/gates.yaml
@@ -33,6 +35,8 @@ type routingOptions struct {
 	output  string
 	hash    bool
 	regret  int
+	update  string
+	only    []string
 }
 
 func newRoutingCommand() *cobra.Command {
@@ -49,7 +53,12 @@ func newRoutingCommand() *cobra.Command {
 			"  kvgate bench routing --gate ci",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.gates != "" {
+			switch {
+			case o.output != "table" && o.output != "json" && o.output != "markdown":
+				return usageError{fmt.Errorf("--output %q: use table, json or markdown", o.output)}
+			case o.update != "":
+				return updatePage(o.update, o.only, cmd.ErrOrStderr())
+			case o.gates != "":
 				return runGates(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
 			return runRouting(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -64,22 +73,25 @@ func newRoutingCommand() *cobra.Command {
 	f.IntVar(&o.Copies, "copies", o.Copies, "times the trace is laid over itself (0: a quarter of the replicas)")
 	f.DurationVar(&o.Spread, "spread", o.Spread, "width of the trace's arrival bins, over which arrivals are spread (0: not)")
 	f.DurationVar(&o.Scrape, "scrape", o.Scrape, "interval at which metrics are observed")
+	f.BoolVar(&o.InstantLoad, "instant-load", false, "engines publish their queue at every arrival, as mocks do, and not once per step")
 	f.IntVar(&o.Gateways, "gateways", o.Gateways, "independent gateways that share the traffic")
 	f.Float64SliceVar(&o.Speeds, "speed", nil, "relative speeds of the replicas, repeated; slower ones have as much less cache")
 	f.Int64Var(&o.IndexTokens, "index-capacity", 0, "cache size in tokens that the replicas report (0: the truth)")
 	f.Float64Var(&o.Warmup, "warmup", o.Warmup, "part of the requests that is not measured")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "seed of every random choice")
-	f.StringVar(&o.engine, "engine", "", "JSON file with the engine's cost model (default: Qwen3-32B on two H100)")
+	f.StringVar(&o.engine, "engine", "", "YAML or JSON file with the engine's cost model (default: Qwen3-32B on two H100)")
 	f.StringVar(&o.profile, "profile", "", "a scheduling file, or a policy's name, to run first")
 	f.StringSliceVar(&o.compare, "compare", bench.PolicyNames(), "policies to run")
 	f.Float64Var(&o.goodput, "goodput", 0, "also find the highest rate at which this part of the requests meets the SLO")
 	f.StringVar(&o.gates, "gate", "", "check claims instead: ci, hand, all, or a YAML file")
 	f.StringVar(&o.jsonOut, "json", "", "also write the report to this file")
-	f.StringVar(&o.plots, "plots", "", "write ttft.svg and load.svg into this folder")
+	f.StringVar(&o.plots, "plots", "", "write ttft.svg and load.svg: a folder, or a prefix of their names")
 	f.BoolVar(&o.timing, "timing", false, "print the wall-clock time per pick to standard error")
 	f.BoolVar(&o.hash, "hash-content", false, "hash the bytes of every block instead of taking derived hashes (same results, slower)")
 	f.IntVar(&o.regret, "regret", 16, "compare every n-th choice with the truly best one (0: none)")
-	outputFlag(cmd, &o.output)
+	f.StringVar(&o.output, "output", "table", "table, json or markdown")
+	f.StringVar(&o.update, "update", "", "run the commands in the comments of this Markdown page and put their tables behind them")
+	f.StringSliceVar(&o.only, "only", nil, "with --update: the names of the tables (default: all)")
 	return cmd
 }
 
@@ -93,9 +105,12 @@ func runRouting(o routingOptions, stdout, stderr io.Writer) error {
 		if err != nil {
 			return err
 		}
-		l.Engine = fakevllm.DefaultModel()
-		if err := json.Unmarshal(data, &l.Engine); err != nil {
-			return fmt.Errorf("%s: %w", o.engine, err)
+		p, err := configs.ParseParams(o.engine, data)
+		if err != nil {
+			return err
+		}
+		if err := p.Decode(&l.Engine); err != nil {
+			return err
 		}
 	}
 	l.Regret, l.Load, l.Hash = o.regret, o.plots != "", o.hash
@@ -135,17 +150,25 @@ func runRouting(o routingOptions, stdout, stderr io.Writer) error {
 		}
 	}
 	if o.plots != "" {
+		prefix := o.plots
+		if info, err := os.Stat(prefix); err == nil && info.IsDir() {
+			prefix += string(filepath.Separator)
+		}
 		err := errors.Join(
-			writeFile(filepath.Join(o.plots, "ttft.svg"), func(w io.Writer) error { return bench.PlotTTFT(w, results) }),
-			writeFile(filepath.Join(o.plots, "load.svg"), func(w io.Writer) error { return bench.PlotLoad(w, results) }))
+			writeFile(prefix+"ttft.svg", func(w io.Writer) error { return bench.PlotTTFT(w, results) }),
+			writeFile(prefix+"load.svg", func(w io.Writer) error { return bench.PlotLoad(w, results) }))
 		if err != nil {
 			return err
 		}
 	}
-	if o.output == "json" {
+	switch o.output {
+	case "json":
 		return report.JSON(stdout)
+	case "markdown":
+		report.Markdown(stdout)
+	default:
+		report.Table(stdout)
 	}
-	report.Table(stdout)
 	return nil
 }
 
@@ -185,8 +208,48 @@ func runGates(o routingOptions, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if !bench.PrintGates(stdout, results) {
+	if !bench.PrintGates(stdout, results, o.output == "markdown") {
 		return errors.New("a gate failed")
 	}
 	return nil
+}
+
+// pageTable is a table of a page that the lab writes: a comment with its name and
+// the command, the table, and a closing comment.
+var pageTable = regexp.MustCompile(`(?s)(<!-- table ([a-z0-9-]+): kvgate bench routing ([^\n]*) -->\n).*?(<!-- end of table -->)`)
+
+// updatePage runs the commands of a page's tables again and writes the page.
+func updatePage(file string, only []string, stderr io.Writer) error {
+	page, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var failed error
+	done := 0
+	next := pageTable.ReplaceAllFunc(page, func(block []byte) []byte {
+		m := pageTable.FindSubmatch(block)
+		name := string(m[2])
+		if failed != nil || len(only) > 0 && !slices.Contains(only, name) {
+			return block
+		}
+		done++
+		var out bytes.Buffer
+		cmd := newRoutingCommand()
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs(append(strings.Fields(string(m[3])), "--output", "markdown"))
+		cmd.SetOut(&out)
+		cmd.SetErr(stderr)
+		if err := cmd.Execute(); err != nil {
+			failed = fmt.Errorf("%s: table %s: %w", file, name, err)
+			return block
+		}
+		return slices.Concat(m[1], []byte("\n"), out.Bytes(), []byte("\n"), m[4])
+	})
+	switch {
+	case failed != nil:
+		return failed
+	case done == 0:
+		return fmt.Errorf("%s: no such table: write a comment <!-- table NAME: kvgate bench routing FLAGS --> and, behind it, <!-- end of table -->", file)
+	}
+	return os.WriteFile(file, next, 0o644)
 }

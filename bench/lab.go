@@ -21,7 +21,7 @@ type LabOptions struct {
 	Engine      fakevllm.Model // its blocks are set from CacheTokens
 	Speeds      []float64      // relative speed per replica, repeated; slower ones have as much less cache
 	Scrape      time.Duration  // interval at which metrics are observed
-	InstantLoad bool           // engines publish at once instead of at the end of a step
+	InstantLoad bool           // engines publish their queue at every arrival too, not only at the end of a step
 	Gateways    int            // independent gateways, requests fall to them at random
 	IndexTokens int64          // capacity that engines report; 0: the truth
 	Warmup      float64        // part of the requests that is not measured
@@ -249,6 +249,9 @@ func (l *lab) observe(g, i int) {
 	if capacity == 0 {
 		capacity = int64(r.engine.Model().CapacityTokens())
 	}
+	if l.o.InstantLoad {
+		s.Waiting = r.count - s.Running
+	}
 	m := routing.Metrics{
 		Waiting: float64(s.Waiting), Running: float64(s.Running), KVUsage: s.KVUsage,
 		BlockTokens: engineBlock, CapacityTokens: capacity,
@@ -342,7 +345,17 @@ func (l *lab) arrive(i int) error {
 	if !r.inStep {
 		l.begin(replica)
 	}
+	l.instant(replica)
 	return nil
+}
+
+// instant publishes a replica's load out of turn.
+func (l *lab) instant(i int) {
+	if l.o.InstantLoad {
+		for g := range l.gateways {
+			l.observe(g, i)
+		}
+	}
 }
 
 func (l *lab) watch() time.Duration {
@@ -367,13 +380,11 @@ func (l *lab) prompt(f *flight, t *TraceRequest) {
 	req := f.request
 	req.Reset()
 	req.Model = labModel
-	const block = 64
-	per := l.trace.BlockTokens / block
-	n := (t.Input + block - 1) / block
+	n := (t.Input + routerBlock - 1) / routerBlock
 	if l.o.HashContent {
 		for b := 0; b < n; b++ {
-			rnd := rand.NewPCG(blockName(t, b, per), 0x626c6f636b)
-			tokens := min(block, t.Input-b*block)
+			rnd := rand.NewPCG(l.trace.routerBlock(t, b), 0x626c6f636b)
+			tokens := min(routerBlock, t.Input-b*routerBlock)
 			for k := 0; k < tokens; k += 2 {
 				v := rnd.Uint64()
 				req.Tokens = append(req.Tokens, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
@@ -387,8 +398,8 @@ func (l *lab) prompt(f *flight, t *TraceRequest) {
 	}
 	f.hashes = f.hashes[:0]
 	for b := 0; b < n; b++ {
-		h := blockName(t, b, per)
-		if tail := t.Input - b*block; tail < block {
+		h := l.trace.routerBlock(t, b)
+		if tail := t.Input - b*routerBlock; tail < routerBlock {
 			h ^= uint64(tail) << 56 // a partial block is another block
 		}
 		f.hashes = append(f.hashes, mix(h))
@@ -398,13 +409,21 @@ func (l *lab) prompt(f *flight, t *TraceRequest) {
 
 var labModel = []byte("m")
 
-// blockName names router block b of a prompt: trace block id and place in it.
+// routerBlock is the router's block size in tokens.
+const routerBlock = 64
+
+// routerBlock names router block b of a prompt: by the trace's id and the place
+// in that block or, where several ids fill a router block, by the last of them.
 // Ids of a trace are chained already. Past its ids a prompt is unlike any other.
-func blockName(t *TraceRequest, b, per int) uint64 {
-	if b/per < len(t.Blocks) {
-		return t.Blocks[b/per]*64 + uint64(b%per)
+func (t *Trace) routerBlock(r *TraceRequest, b int) uint64 {
+	if per := t.BlockTokens / routerBlock; per > 0 {
+		if b/per < len(r.Blocks) {
+			return r.Blocks[b/per]*uint64(per) + uint64(b%per)
+		}
+	} else if last := min((b+1)*routerBlock, r.Input+t.BlockTokens-1)/t.BlockTokens - 1; last < len(r.Blocks) {
+		return r.Blocks[last]
 	}
-	return mix(uint64(t.At)) + uint64(b)
+	return mix(uint64(r.At)) + uint64(b)
 }
 
 // mix is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
@@ -440,11 +459,7 @@ func (l *lab) stepEnd(i int) {
 		l.done(i, r.byID[id.Slot()])
 		r.byID[id.Slot()] = nil
 	}
-	if l.o.InstantLoad {
-		for g := range l.gateways {
-			l.observe(g, i)
-		}
-	}
+	l.instant(i)
 	l.begin(i)
 }
 

@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,6 +27,7 @@ type Setting struct {
 	Copies      int           `json:"copies"`       // 0: a quarter of the replicas, at least 1; generators make their own load
 	Spread      time.Duration `json:"spread"`       // width of the trace's arrival bins; 0: arrivals stay
 	Scrape      time.Duration `json:"scrape"`
+	InstantLoad bool          `json:"instant_load"` // engines publish their queue at every arrival, as mocks do
 	Speeds      []float64     `json:"speeds"`
 	Gateways    int           `json:"gateways"`
 	IndexTokens int64         `json:"index_tokens"` // capacity that the replicas report; 0: the truth
@@ -42,6 +45,9 @@ func DefaultSetting() Setting {
 
 // Validate returns an error that names the first field out of range.
 func (s Setting) Validate() error {
+	if err := checkBlockTokens(s.BlockTokens); err != nil {
+		return err
+	}
 	switch {
 	case s.Replicas < 1:
 		return fmt.Errorf("replicas %d: use at least 1", s.Replicas)
@@ -110,7 +116,7 @@ func (l *Lab) shape() error {
 
 func (l *Lab) options(policy string) LabOptions {
 	o := LabOptions{
-		Replicas: l.Replicas, CacheTokens: l.CacheTokens, Engine: l.Engine, Speeds: l.Speeds, Scrape: l.Scrape,
+		Replicas: l.Replicas, CacheTokens: l.CacheTokens, Engine: l.Engine, Speeds: l.Speeds, Scrape: l.Scrape, InstantLoad: l.InstantLoad,
 		Gateways: l.Gateways, IndexTokens: l.IndexTokens, Warmup: l.Warmup, Seed: l.Seed, HashContent: l.Hash,
 		Regret: l.Regret, Load: l.Load, Stopwatch: l.Stopwatch,
 	}
@@ -177,18 +183,19 @@ func (l *Lab) Goodput(policy string, inside float64) (float64, error) {
 
 // LabReport is a run of the lab as it is printed.
 type LabReport struct {
-	Trace       string    `json:"trace"`
-	TraceDigest string    `json:"trace_sha256"`
-	Requests    int       `json:"requests"`
-	Replicas    int       `json:"replicas"`
-	CacheTokens int       `json:"cache_tokens"`
-	Rate        float64   `json:"rate"`
-	Seed        uint64    `json:"seed"`
-	InfiniteHit float64   `json:"infinite_hit"` // one cache without limit
-	PooledHit   float64   `json:"pooled_hit"`   // one LRU of all the fleet's memory
-	FloorTTFT   float64   `json:"floor_ttft"`   // mean, with the pooled cache's hits and no queue
-	Policies    []LabRow  `json:"policies"`
-	Detail      []Replica `json:"replicas_detail,omitempty"`
+	Trace        string    `json:"trace"`
+	TraceDigest  string    `json:"trace_sha256"`
+	EngineDigest string    `json:"engine_sha256"` // of its cost model as JSON
+	Requests     int       `json:"requests"`
+	Replicas     int       `json:"replicas"`
+	CacheTokens  int       `json:"cache_tokens"`
+	Rate         float64   `json:"rate"`
+	Seed         uint64    `json:"seed"`
+	InfiniteHit  float64   `json:"infinite_hit"` // one cache without limit
+	PooledHit    float64   `json:"pooled_hit"`   // one LRU of all the fleet's memory
+	FloorTTFT    float64   `json:"floor_ttft"`   // mean, with the pooled cache's hits and no queue
+	Policies     []LabRow  `json:"policies"`
+	Detail       []Replica `json:"replicas_detail,omitempty"`
 }
 
 // Replica is one replica's part in a policy's run.
@@ -203,20 +210,12 @@ type Replica struct {
 func (l *Lab) Report() *LabReport {
 	from := int(l.Warmup * float64(len(l.trace.Requests)))
 	r := &LabReport{
-		Trace: l.trace.Name, TraceDigest: l.trace.Digest, Requests: len(l.trace.Requests), Replicas: l.Replicas,
-		CacheTokens: l.CacheTokens, Rate: l.Rate, Seed: l.Seed, Policies: []LabRow{},
+		Trace: l.trace.Name, TraceDigest: l.trace.Digest, EngineDigest: modelDigest(l.Engine), Requests: len(l.trace.Requests),
+		Replicas: l.Replicas, CacheTokens: l.CacheTokens, Rate: l.Rate, Seed: l.Seed, Policies: []LabRow{},
 	}
 	r.InfiniteHit = l.trace.CacheBound(0, from, nil)
 	var floor []float64
-	memory := 0.0
-	for i := range l.Replicas {
-		speed := 1.0
-		if len(l.Speeds) > 0 {
-			speed = min(l.Speeds[i%len(l.Speeds)], 1)
-		}
-		memory += speed * float64(l.CacheTokens)
-	}
-	r.PooledHit = l.trace.CacheBound(max(1, int(memory/float64(l.trace.BlockTokens))), from, func(i, cached int) {
+	r.PooledHit = l.pooled(func(i, cached int) {
 		if i >= from {
 			input := l.trace.Requests[i].Input
 			steps := (input - cached + l.Engine.Budget - 1) / l.Engine.Budget
@@ -225,6 +224,28 @@ func (l *Lab) Report() *LabReport {
 	})
 	r.FloorTTFT = mean(floor)
 	return r
+}
+
+func modelDigest(m fakevllm.Model) string {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return err.Error() // infinite or not a number: Validate refuses it
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// pooled returns the hit of one LRU of all the fleet's memory, see CacheBound.
+func (l *Lab) pooled(cached func(i, tokens int)) float64 {
+	memory := 0.0
+	for i := range l.Replicas {
+		speed := 1.0
+		if len(l.Speeds) > 0 {
+			speed = min(l.Speeds[i%len(l.Speeds)], 1)
+		}
+		memory += speed * float64(l.CacheTokens)
+	}
+	return l.trace.CacheBound(max(1, int(memory/float64(l.trace.BlockTokens))), int(l.Warmup*float64(len(l.trace.Requests))), cached)
 }
 
 // Add takes a result into the report.
@@ -237,6 +258,34 @@ func (r *LabReport) Add(res *LabResult, goodput float64) {
 	}
 }
 
+func (r *LabReport) head() string {
+	return fmt.Sprintf("%s x%v, %d requests (sha256 %.12s), %d replicas of %d cached tokens (engine %.12s), seed %d",
+		r.Trace, r.Rate, r.Requests, r.TraceDigest, r.Replicas, r.CacheTokens, r.EngineDigest, r.Seed)
+}
+
+func (r *LabReport) bounds() string {
+	return fmt.Sprintf("bounds: hit %.3f with one endless cache, %.3f with all memory pooled; TTFT %.3f s without queues", r.InfiniteHit, r.PooledHit, r.FloorTTFT)
+}
+
+// Markdown writes the report as a table for a page.
+func (r *LabReport) Markdown(w io.Writer) {
+	goodput := slices.ContainsFunc(r.Policies, func(p LabRow) bool { return p.Goodput > 0 })
+	_, _ = fmt.Fprintf(w, "%s; %s.\n\n| policy | hit | predicted | TTFT mean | p50 | p90 | p99 | TPOT ms | SLO %% | in-flight CV | regret |%s\n| --- |%s\n",
+		r.head(), r.bounds(), mdCell(goodput, " goodput |"), strings.Repeat(" ---: |", 10)+mdCell(goodput, " ---: |"))
+	for _, p := range r.Policies {
+		_, _ = fmt.Fprintf(w, "| %s | %.3f | %.3f | %.3f | %.3f | %.2f | %.2f | %.0f | %.1f | %.3f | %.2f |%s\n", p.Name, p.Hit, p.PredictedHit,
+			p.TTFTMean, p.TTFTP50, p.TTFTP90, p.TTFTP99, 1000*p.TPOTMean, 100*p.SLO, p.InFlightCV, p.RegretWait+p.RegretFill,
+			mdCell(goodput, fmt.Sprintf(" %.2f |", p.Goodput)))
+	}
+}
+
+func mdCell(show bool, cell string) string {
+	if show {
+		return cell
+	}
+	return ""
+}
+
 // JSON writes the report as one object.
 func (r *LabReport) JSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
@@ -246,8 +295,7 @@ func (r *LabReport) JSON(w io.Writer) error {
 
 // Table writes the report for people.
 func (r *LabReport) Table(w io.Writer) {
-	_, _ = fmt.Fprintf(w, "%s x%v, %d requests (sha256 %.12s), %d replicas of %d cached tokens, seed %d\n", r.Trace, r.Rate, r.Requests, r.TraceDigest, r.Replicas, r.CacheTokens, r.Seed)
-	_, _ = fmt.Fprintf(w, "bounds: hit %.3f with one endless cache, %.3f with all memory pooled; TTFT %.3f s without queues\n\n", r.InfiniteHit, r.PooledHit, r.FloorTTFT)
+	_, _ = fmt.Fprintf(w, "%s\n%s\n\n", r.head(), r.bounds())
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	_, _ = fmt.Fprintln(tw, "policy\thit\tpredicted\tTTFT mean\tp50\tp90\tp99\tTPOT\tSLO\twork CV\tin-flight CV\tregret wait\tfill\tgoodput\t")
 	for _, p := range r.Policies {
@@ -298,6 +346,17 @@ func LoadGates(file string, data []byte) ([]Gate, error) {
 		}
 		if g.Metric != "identical" && !slices.Contains(names, g.Metric) {
 			problems.Add(at("metric").Problem(configs.Suggest(g.Metric, "metrics", names), "unknown metric %q", g.Metric))
+		}
+		if g.Set != "" && g.Set != "ci" && g.Set != "hand" {
+			problems.Add(at("set").Problem("use ci or hand", "unknown set %q", g.Set))
+		}
+		if _, err := NamedPolicy(g.Policy, DefaultSetting().CacheTokens); err != nil {
+			problems.Add(at("policy").Problem("", "%v", err))
+		}
+		if g.RelativeTo != "" && g.RelativeTo != "pooled" {
+			if _, err := NamedPolicy(g.RelativeTo, DefaultSetting().CacheTokens); err != nil {
+				problems.Add(at("relative_to").Problem("or use pooled", "%v", err))
+			}
 		}
 		if len(g.Settings) == 0 {
 			problems.Add(at("settings").Problem("list at least one", "no settings"))
@@ -383,7 +442,7 @@ func (c *gateChecker) value(g Gate, s Setting) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		return v / l.Report().PooledHit, nil
+		return v / l.pooled(nil), nil
 	}
 	base, err := c.metric(g, s, g.RelativeTo)
 	return v / base, err
@@ -460,11 +519,12 @@ func (c *gateChecker) identical(s Setting, policy string) (float64, error) {
 	return 1, nil
 }
 
-// PrintGates writes the results as a table and reports whether all hold.
-func PrintGates(w io.Writer, results []GateResult) bool {
+// PrintGates writes the results as a table, for a page or a terminal, and
+// reports whether all hold.
+func PrintGates(w io.Writer, results []GateResult, markdown bool) bool {
+	const columns = 7
+	rows := [][columns]string{{"gate", "settings", "policy", "metric", "measured", "goal", "verdict"}}
 	all := true
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(tw, "GATE\tSETTINGS\tPOLICY\tMETRIC\tMEASURED\tGOAL\t")
 	for _, r := range results {
 		verdict := "ok"
 		if !r.OK {
@@ -479,7 +539,18 @@ func PrintGates(w io.Writer, results []GateResult) bool {
 		if len(r.settings) > 1 {
 			settings += fmt.Sprintf(" and %d more", len(r.settings)-1)
 		}
-		_, _ = fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%.3f\t%s %v\t%s\n", r.ID, settings, r.Policy, metric, r.Measured, r.Op, r.Value, verdict)
+		rows = append(rows, [columns]string{r.ID, settings, r.Policy, metric, fmt.Sprintf("%.3f", r.Measured), fmt.Sprintf("%s %v", r.Op, r.Value), verdict})
+	}
+	if markdown {
+		rows = slices.Insert(rows, 1, [columns]string{"---", "---", "---", "---", "---:", "---:", "---"})
+		for _, r := range rows {
+			_, _ = fmt.Fprintf(w, "| %s |\n", strings.Join(r[:], " | "))
+		}
+		return all
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range rows {
+		_, _ = fmt.Fprintln(tw, strings.Join(r[:], "\t"))
 	}
 	_ = tw.Flush()
 	return all

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"html"
 	"io"
 	"math"
 	"slices"
@@ -63,7 +64,7 @@ func svgPlot(w io.Writer, title, xLabel, yLabel string, logX bool, lines []serie
 		for k := range l.x {
 			fmt.Fprintf(&b, "%.1f,%.1f ", px(l.x[k]), py(l.y[k]))
 		}
-		fmt.Fprintf(&b, `"/><rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", width-right+14, top+18*i, colour, width-right+32, top+18*i+11, l.name)
+		fmt.Fprintf(&b, `"/><rect x="%d" y="%d" width="12" height="12" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", width-right+14, top+18*i, colour, width-right+32, top+18*i+11, html.EscapeString(l.name))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())

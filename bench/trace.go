@@ -47,7 +47,7 @@ type Trace struct {
 // file. Files are JSON Lines with timestamp (ms), input_length, output_length
 // and hash_ids, or CSV with TIMESTAMP, ContextTokens and GeneratedTokens (load
 // only: no prefix is shared); either may be gzip-compressed. blockTokens is what
-// one hash id stands for.
+// one hash id stands for: a multiple or a divisor of the router's 64.
 func LoadTrace(name string, blockTokens int) (*Trace, error) {
 	var data []byte
 	switch name {
@@ -66,8 +66,8 @@ func LoadTrace(name string, blockTokens int) (*Trace, error) {
 
 // ParseTrace is LoadTrace on the file's content.
 func ParseTrace(name string, data []byte, blockTokens int) (*Trace, error) {
-	if blockTokens < 64 || blockTokens%64 != 0 {
-		return nil, fmt.Errorf("block tokens %d: use a multiple of 64", blockTokens)
+	if err := checkBlockTokens(blockTokens); err != nil {
+		return nil, err
 	}
 	digest := sha256.Sum256(data)
 	t := &Trace{Name: name, Digest: hex.EncodeToString(digest[:]), BlockTokens: blockTokens}
@@ -103,9 +103,19 @@ func ParseTrace(name string, data []byte, blockTokens int) (*Trace, error) {
 	return t, nil
 }
 
+func checkBlockTokens(n int) error {
+	if n < 1 || n%routerBlock != 0 && routerBlock%n != 0 {
+		return fmt.Errorf("block tokens %d: use a multiple or a divisor of %d", n, routerBlock)
+	}
+	return nil
+}
+
 func (t *Trace) add(line int, r TraceRequest) error {
 	if r.Input < 1 || r.Output < 0 || r.At < 0 {
 		return fmt.Errorf("%s:%d: input %d and output %d tokens at %v: numbers of at least 1, 0 and 0 are needed", t.Name, line, r.Input, r.Output, r.At)
+	}
+	if most := (r.Input + t.BlockTokens - 1) / t.BlockTokens; len(r.Blocks) > most {
+		return fmt.Errorf("%s:%d: %d hash ids for %d tokens in blocks of %d: at most %d are needed; is the block size right?", t.Name, line, len(r.Blocks), r.Input, t.BlockTokens, most)
 	}
 	t.Requests = append(t.Requests, r)
 	return nil
@@ -187,7 +197,8 @@ func (t *Trace) readCSV(r io.Reader) error {
 // Shape prepares a trace for a fleet: arrivals whose time stamps were rounded down
 // are spread over the bin (0: left as they are), the trace is laid over itself copies
 // times, rotated in time and with other block ids (id 0, which stands for what
-// all requests share, stays), and the arrival rate is multiplied by rate.
+// all requests share, stays), and the arrival rate is multiplied by rate. It
+// returns a new trace.
 func (t *Trace) Shape(spread time.Duration, copies int, rate float64, seed uint64) *Trace {
 	rnd := rand.New(rand.NewPCG(seed, 0x74726163655f7370))
 	base := slices.Clone(t.Requests)
@@ -209,7 +220,7 @@ func (t *Trace) Shape(spread time.Duration, copies int, rate float64, seed uint6
 				blocks := make([]uint64, len(r.Blocks))
 				for i, id := range r.Blocks {
 					if id != 0 {
-						id |= uint64(c) << 48
+						id = mix(id + mix(uint64(c)))
 					}
 					blocks[i] = id
 				}
