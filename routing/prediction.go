@@ -139,8 +139,9 @@ func (p *prediction) add(predicted, prompt, cached int64) {
 // distruster is a producer whose index answers can disprove: nobody tells it when
 // an engine restarts.
 type distruster interface {
-	// Distrust forgets what the endpoint is believed to hold.
-	Distrust(e *Endpoint)
+	// Distrust forgets what the endpoint is believed to hold. False means that the
+	// producer is not to learn.
+	Distrust(e *Endpoint) bool
 }
 
 // What disproves an index: answers for which too much was predicted, more of them
@@ -168,14 +169,13 @@ func (r *Router) distrust(d distruster, o observer, req *Request, e *Endpoint, x
 		o.Picked(req, ch, e)
 		return
 	}
-	if !p.disproves(x.cached, prompt, cached) {
+	if !p.disproves(x.cached, prompt, cached) || !d.Distrust(e) {
 		return
 	}
 	r.fleet.log.Warn("a replica does not hold what was sent to it: its index entries are dropped",
 		zap.String("replica", e.DisplayName()), zap.String("producer", p.Producer), zap.Int64("predicted_tokens", x.cached), zap.Int64("cached_tokens", cached))
 	p.epoch++
 	p.Dropped++
-	d.Distrust(e)
 	o.Picked(req, ch, e)
 }
 
@@ -202,8 +202,13 @@ func (p *prediction) disproves(predicted, prompt, cached int64) bool {
 	return disproved
 }
 
-// Distrust implements distruster.
-func (a *approxProducer) Distrust(e *Endpoint) { a.store.index.Clear(e.slot) }
+// Distrust implements distruster. Without autoTune nothing is learned, as in llm-d.
+func (a *approxProducer) Distrust(e *Endpoint) bool {
+	if a.autoTune {
+		a.store.index.Clear(e.slot)
+	}
+	return a.autoTune
+}
 
 // tokenRatio learns how many of a prompt's bytes make one of the model's tokens.
 type tokenRatio struct {

@@ -289,3 +289,15 @@ func TestExplainShowsPredictions(t *testing.T) {
 	answer(t, r, 1, 10, 320)
 	f(t, "[{predicted_tokens 640} {prediction_error 0.05}]")
 }
+
+// TestNothingIsLearnedWithoutAutoTune: the parameter says so.
+func TestNothingIsLearnedWithoutAutoTune(t *testing.T) {
+	fleet := readyFleet(t, newTestClock(), "a")
+	r := newTestRouter(t, fleet, "plugins:\n- {type: prefix-cache-scorer}\n- {type: approx-prefix-cache-producer, parameters: {autoTune: false}}\n")
+	for range 20 {
+		answer(t, r, 1, 20, 0)
+	}
+	if got := fleet.PredictionStats()[0]; got.Dropped != 0 || got.AbsoluteError != 19*20*64 {
+		t.Errorf("got %+v, want nothing dropped and 19 answers that were 1280 tokens off", got)
+	}
+}
