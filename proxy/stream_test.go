@@ -312,7 +312,7 @@ func openFiles() int {
 // point, a replica removed and added again: every gauge ends at exactly zero.
 func TestHygiene(t *testing.T) {
 	goroutines, files := runtime.NumGoroutine(), openFiles()
-	t.Run("storm", func(t *testing.T) { storm(t, 4000) })
+	t.Run("storm", func(t *testing.T) { storm(t, 10_000) })
 	eventually(t, "goroutines are at their start", func() bool { return runtime.NumGoroutine() <= goroutines })
 	eventually(t, "descriptors are at their start", func() bool { return openFiles() <= files })
 }

@@ -158,7 +158,7 @@ func TestStreamEnds(t *testing.T) {
 // long after an answer as the client waits; every request is answered, once.
 func TestIdleReuse(t *testing.T) {
 	const idle = 15 * time.Millisecond
-	f := func(name string, limit time.Duration) {
+	f := func(name string, limit time.Duration, clients, rounds int) {
 		t.Run(name, func(t *testing.T) {
 			var executed atomic.Int64
 			s := newStub(t, func(c *stubConn) {
@@ -180,7 +180,6 @@ func TestIdleReuse(t *testing.T) {
 				}
 			})
 			g := newGateway(t, func(s *configs.Settings) { s.Upstream.IdleTimeout = limit }, s)
-			const clients, rounds = 16, 40
 			var failed atomic.Int64
 			var wg sync.WaitGroup
 			for k := range clients {
@@ -203,8 +202,9 @@ func TestIdleReuse(t *testing.T) {
 			t.Logf("connections %d, resends %v", s.accepted.Load(), g.value(`kvgate_retries_total{kind="resend"}`))
 		})
 	}
-	f("limit below the replica's", 5*time.Millisecond)
-	f("limit above the replica's", time.Second)
+	f("limit below the replica's", 5*time.Millisecond, 16, 40)
+	f("limit above the replica's", time.Second, 16, 40)
+	f("200 connections at once", 10*time.Second, 200, 12)
 }
 
 // TestResend: a pooled connection that dies as the request is sent is replaced
