@@ -612,7 +612,7 @@ func TestForms(t *testing.T) {
 			c.answer(200, `{"text":"hi"}`)
 		}
 	})
-	g := newGateway(t, nil, s)
+	g := newGateway(t, func(s *configs.Settings) { s.Limits.Body = 4 << 20 }, s)
 	const path = "/v1/audio/transcriptions"
 	send := func(target, body, kind string, chunked bool) string {
 		if !chunked {
@@ -659,7 +659,7 @@ func TestForms(t *testing.T) {
 	f("no form", path+"?model=n", "raw audio", "audio/wav", "n", 200)
 	f("encoded query", path+"?x=1&model=%6e", "raw audio", "audio/wav", "n", 200)
 	// Too large is said while it streams.
-	huge := form("xyz", "model", "m", "file", "@"+strings.Repeat("x", 33<<20))
+	huge := form("xyz", "model", "m", "file", "@"+strings.Repeat("x", 5<<20))
 	c := g.dial()
 	go func() { _, _ = io.WriteString(c.Conn, send(path, huge, multipart, true)) }()
 	want(t, "too large", c.answer("POST").StatusCode, 413)
