@@ -19,13 +19,13 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"kvgate/proxy"
 	"kvgate/configs"
+	"kvgate/proxy"
 	"kvgate/routing"
 )
 
 func newExplainCommand() *cobra.Command {
-	var file, path, admin, tokenFile, fleetFile, scheduling, output string
+	var file, path, admin, tokenFile, key, fleetFile, scheduling, output string
 	cmd := &cobra.Command{
 		Use:   "explain -f REQUEST.json",
 		Short: "Show which replica a request would go to, and why",
@@ -47,7 +47,7 @@ func newExplainCommand() *cobra.Command {
 				if scheduling != "" {
 					return usageError{errors.New("--scheduling goes with --fleet: a running gateway explains its own configuration")}
 				}
-				ex, err = explainLive(cmd.Context(), admin, tokenFile, path, body)
+				ex, err = explainLive(cmd.Context(), admin, tokenFile, path, key, body)
 			}
 			if err != nil {
 				return err
@@ -65,6 +65,7 @@ func newExplainCommand() *cobra.Command {
 	f.StringVarP(&file, "file", "f", "", "request body; - reads standard input")
 	f.StringVar(&path, "path", "/v1/chat/completions", "the request's path")
 	f.StringVar(&tokenFile, "admin-token-file", "", "file with the token that the admin listener asks for")
+	f.StringVar(&key, "key", "", "name of the API key whose tenant asks, under isolation.mode")
 	f.StringVar(&admin, "admin", "http://127.0.0.1:9090", "admin listener of the running gateway, or unix:/path")
 	f.StringVar(&fleetFile, "fleet", "", "saved fleet (JSON of /debug/fleet) instead of a running gateway")
 	f.StringVar(&scheduling, "scheduling", "", "EndpointPickerConfig to decide with; with --fleet")
@@ -125,7 +126,7 @@ func explainSaved(body []byte, path, fleetFile, scheduling string) (*routing.Exp
 }
 
 // explainLive asks a running gateway.
-func explainLive(ctx context.Context, admin, tokenFile, path string, body []byte) (*routing.Explanation, error) {
+func explainLive(ctx context.Context, admin, tokenFile, path, key string, body []byte) (*routing.Explanation, error) {
 	client := &http.Client{Timeout: 10 * time.Second}
 	base := strings.TrimSuffix(admin, "/")
 	if socket, ok := strings.CutPrefix(admin, "unix:"); ok {
@@ -134,7 +135,7 @@ func explainLive(ctx context.Context, admin, tokenFile, path string, body []byte
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}}
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/debug/explain?path="+url.QueryEscape(path), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/debug/explain?"+url.Values{"path": {path}, "key": {key}}.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return nil, usageError{err}
 	}

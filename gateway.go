@@ -183,6 +183,7 @@ func (g *gateway) adminHandler() http.Handler {
 		Fleet: g.fleet, Router: &g.router, Registry: g.registry, Reload: g.reload, Ready: g.ready,
 		Replicas: g.scraper, PProf: g.settings.Admin.PProf, Version: version(), Log: g.log, Level: &g.level,
 		ExplainAPI: proxy.RouteAPI, MaxBody: int64(g.settings.Limits.Body), Hosts: adminHosts(g.settings.AdminListen),
+		Salt:  g.server.Salt,
 		Token: func() string { return *g.token.Load() },
 	})
 }

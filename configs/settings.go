@@ -15,11 +15,14 @@ type Settings struct {
 	Endpoints   string    `mapstructure:"endpoints" usage:"file of replicas in llm-d's file-discovery format, watched; empty: none"`
 	Replicas    []Replica `mapstructure:"replicas" usage:"replica as [NAME=]URL; flags, environment and file add up"`
 
-	Log      Log      `mapstructure:"log"`
-	Server   Server   `mapstructure:"server"`
-	Limits   Limits   `mapstructure:"limits"`
-	TLS      TLS      `mapstructure:"tls"`
-	Auth     Auth     `mapstructure:"auth"`
+	Log    Log    `mapstructure:"log"`
+	Server Server `mapstructure:"server"`
+	Limits Limits `mapstructure:"limits"`
+	TLS    TLS    `mapstructure:"tls"`
+	Auth   Auth   `mapstructure:"auth"`
+
+	Isolation Isolation `mapstructure:"isolation"`
+
 	Upstream Upstream `mapstructure:"upstream"`
 	Scrape   Scrape   `mapstructure:"scrape"`
 	Drain    Drain    `mapstructure:"drain"`
@@ -60,6 +63,8 @@ type Limits struct {
 	Header         Size `mapstructure:"header" usage:"size of a request head"`
 	UpstreamHeader Size `mapstructure:"upstream_header" usage:"size of the response head of a replica"`
 	Buffered       Size `mapstructure:"buffered" usage:"size of all request bodies in memory"`
+
+	DenyFields []string `mapstructure:"deny_fields" usage:"top-level fields of a JSON body that are refused with 400 unless they are null"`
 }
 
 // TLS configures the data listener's side of TLS.
@@ -72,6 +77,12 @@ type TLS struct {
 // Auth configures who may use the data listener.
 type Auth struct {
 	KeysFile string `mapstructure:"keys_file" usage:"file of the API keys that clients must send; empty: everyone may ask"`
+}
+
+// Isolation keeps tenants from sharing a prefix cache.
+type Isolation struct {
+	Mode       string `mapstructure:"mode" usage:"who shares cached prefixes: shared (everyone), key (nobody but the holder of an API key) or group"`
+	SecretFile string `mapstructure:"secret_file" usage:"file with the secret of which the tenants' cache_salt is made"`
 }
 
 // Upstream configures the connections to the replicas.
@@ -132,7 +143,8 @@ func DefaultSettings() Settings {
 			WriteTimeout:  60 * time.Second,
 			MaxConns:      100_000,
 		},
-		Limits: Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30},
+		Limits:    Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30, DenyFields: []string{"kv_transfer_params", "ec_transfer_params"}},
+		Isolation: Isolation{Mode: "shared"},
 		Upstream: Upstream{
 			ConnectTimeout: 2 * time.Second,
 			HeaderTimeout:  600 * time.Second,

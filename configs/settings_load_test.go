@@ -129,10 +129,11 @@ func TestLoadSettingsEveryKey(t *testing.T) {
 	other := map[string]string{
 		"admin_listen": "unix:/run/x", "scheduling": "s.yaml", "endpoints": "e.yaml", "replicas": "a=http://a:1", "log.level": "debug", "log.format": "json",
 		"limits.body": "1MiB", "limits.buffered": "2GiB", "upstream.api_key_file": "/k", "upstream.ca_file": "/c", "routes.passthrough": "/x",
-		"upstream.server_name": "replica.example",
+		"upstream.server_name": "replica.example", "limits.deny_fields": "priority", "isolation.mode": "key",
 	}
 	needs := map[string][]string{
-		"tls.cert_file": {"KVGATE_TLS_KEY_FILE=/k"}, "tls.key_file": {"KVGATE_TLS_CERT_FILE=/c"}, "tls.client_ca_file": {"KVGATE_TLS_CERT_FILE=/c", "KVGATE_TLS_KEY_FILE=/k"},
+		"isolation.mode": {"KVGATE_AUTH_KEYS_FILE=/k", "KVGATE_ISOLATION_SECRET_FILE=/s"},
+		"tls.cert_file":  {"KVGATE_TLS_KEY_FILE=/k"}, "tls.key_file": {"KVGATE_TLS_CERT_FILE=/c"}, "tls.client_ca_file": {"KVGATE_TLS_CERT_FILE=/c", "KVGATE_TLS_KEY_FILE=/k"},
 		"upstream.client_cert_file": {"KVGATE_UPSTREAM_CLIENT_KEY_FILE=/k"}, "upstream.client_key_file": {"KVGATE_UPSTREAM_CLIENT_CERT_FILE=/c"},
 	}
 	for _, leaf := range leaves() {
@@ -269,7 +270,7 @@ func TestLoadSettingsErrors(t *testing.T) {
 	f("section of a wrong type", "upstream: 4s\n", none, none,
 		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file, client_cert_file, client_key_file, server_name)`)
 	f("a list", "- a\n", none, none,
-		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, tls, auth, upstream, scrape, drain, routes, headers, admin)")
+		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, tls, auth, isolation, upstream, scrape, drain, routes, headers, admin)")
 	f("syntax", "a: [\n", none, none, "kvgate.yaml:1: did not find expected node content")
 	f("list item of a wrong type", "routes: {passthrough: [/a, 5]}\n", none, none, "kvgate.yaml:1:28: routes.passthrough[1]: wants a string, got the number 5 (put it in quotes)")
 	f("replica without name", "replicas: ['=http://a']\n", none, none, "kvgate.yaml:1:12: replicas[0]: the name of the replica is empty: write NAME=URL, or URL alone")

@@ -40,6 +40,12 @@ func (s *Settings) Validate() []error {
 	if s.TLS.ClientCAFile != "" && s.TLS.CertFile == "" {
 		v.report("tls.client_ca_file", "set tls.cert_file and tls.key_file, too", "clients can show a certificate only over TLS")
 	}
+	v.isolation(s)
+	for i, name := range s.Limits.DenyFields {
+		if name == "" || name == "model" || slices.Contains(s.Limits.DenyFields[:i], name) {
+			v.report(fmt.Sprintf("limits.deny_fields[%d]", i), "list names of fields, each once", "%s cannot be denied, or is listed twice", quote(name))
+		}
+	}
 	v.pair("upstream.client_cert_file", s.Upstream.ClientCertFile, "upstream.client_key_file", s.Upstream.ClientKeyFile)
 	if name := s.Upstream.ServerName; name != "" && !validHost(name) {
 		v.report("upstream.server_name", "write a host name", "%s is no host name", quote(name))
@@ -76,6 +82,19 @@ type validator struct{ errs []error }
 
 func (v *validator) report(key, remedy, format string, args ...any) {
 	v.errs = append(v.errs, Position{Path: key}.Problem(remedy, format, args...))
+}
+
+func (v *validator) isolation(s *Settings) {
+	v.oneOf("isolation.mode", s.Isolation.Mode, "shared", "key", "group")
+	if s.Isolation.Mode != "key" && s.Isolation.Mode != "group" {
+		return
+	}
+	if s.Auth.KeysFile == "" {
+		v.report("isolation.mode", "set auth.keys_file, or write shared", "the tenants are those of the API keys, and there are none")
+	}
+	if s.Isolation.SecretFile == "" {
+		v.report("isolation.mode", "set isolation.secret_file: openssl rand -hex 32 makes a secret", "without a secret a tenant could guess another's salt")
+	}
 }
 
 // pair wants both or none.

@@ -60,6 +60,15 @@ func TestValidate(t *testing.T) {
 	f(func(s *Settings) { s.TLS = TLS{"c", "k", "a"} })
 	f(func(s *Settings) { s.TLS.ClientCAFile = "a" }, "tls.client_ca_file: clients can show a certificate only over TLS (set tls.cert_file and tls.key_file, too)")
 	f(func(s *Settings) { s.Upstream.ClientKeyFile = "k" }, "upstream.client_key_file: set without upstream.client_cert_file (set both, or none)")
+	f(func(s *Settings) { s.Isolation.Mode = "tenant" }, `isolation.mode: unknown value "tenant" (known values: shared, key, group)`)
+	f(func(s *Settings) { s.Isolation.Mode = "key" },
+		"isolation.mode: the tenants are those of the API keys, and there are none (set auth.keys_file, or write shared)",
+		"isolation.mode: without a secret a tenant could guess another's salt (set isolation.secret_file: openssl rand -hex 32 makes a secret)")
+	f(func(s *Settings) { s.Isolation, s.Auth.KeysFile = Isolation{"group", "s"}, "k" })
+	f(func(s *Settings) { s.Limits.DenyFields = nil })
+	f(func(s *Settings) { s.Limits.DenyFields = []string{"a", "model", "a"} },
+		`limits.deny_fields[1]: "model" cannot be denied, or is listed twice (list names of fields, each once)`,
+		`limits.deny_fields[2]: "a" cannot be denied, or is listed twice (list names of fields, each once)`)
 	f(func(s *Settings) { s.Upstream.ServerName = "a b" }, `upstream.server_name: "a b" is no host name (write a host name)`)
 
 	f(func(s *Settings) {

@@ -47,6 +47,9 @@ type AdminOptions struct {
 	// Hosts are names, besides the machine's own, under which browsers may
 	// reach the admin listener.
 	Hosts []string
+	// Salt returns the cache_salt that requests of an API key get, by the key's
+	// name; ok is false when there is no such key. It may be nil.
+	Salt func(key string) (salt []byte, ok bool)
 	// Token returns what requests must carry, as a Bearer token or a password; ""
 	// or a nil func: nothing. Liveness and readiness are always answered.
 	Token func() string
@@ -301,6 +304,19 @@ func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
 	if err := req.Parse(); err != nil {
 		fail(w, http.StatusBadRequest, err)
 		return
+	}
+	if key := r.URL.Query().Get("key"); key != "" {
+		ok := false
+		if a.Salt != nil {
+			var salt []byte
+			if salt, ok = a.Salt(key); salt != nil {
+				req.Salt = salt
+			}
+		}
+		if !ok {
+			fail(w, http.StatusBadRequest, fmt.Errorf("no API key is named %q", key))
+			return
+		}
 	}
 	ex, err := router.Explain(&req)
 	switch {

@@ -58,6 +58,9 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	if r == nil {
 		r = x.permit()
 	}
+	if r == nil {
+		r = x.control()
+	}
 	if r != nil {
 		x.refuse(x.unsent(r))
 		return
@@ -367,8 +370,11 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 				_, _, x.doubt = nextModel(more, boundary)
 			}
 		} else if len(body) > 0 {
-			req.Body = body
-			if req.Parse() != nil {
+			req.Body, req.Watch = body, x.live.watch
+			if err := req.Parse(); err != nil {
+				if x.mustRead() {
+					return unreadable(err)
+				}
 				req.Reset()
 				req.Headers, req.AnyModel = x, true
 			}
@@ -382,14 +388,14 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 	if !ok {
 		return refuseParser
 	}
-	req.API, req.Body, req.Memo = api, body, router.Memo()
+	req.API, req.Body, req.Memo, req.Watch = api, body, router.Memo(), x.live.watch
 	if err := req.Parse(); err != nil {
-		if api != rt.api { // only the passthrough parser takes it
+		if api != rt.api && !x.mustRead() { // only the passthrough parser takes it
 			req.Reset()
 			req.Headers, req.AnyModel = x, true
 			return nil
 		}
-		return &refusal{status: fasthttp.StatusBadRequest, code: "invalid_body", message: err.Error()}
+		return unreadable(err)
 	}
 	if rt.api == routing.APIResponses {
 		return storedResponse(body)
@@ -584,7 +590,7 @@ func (x *exchange) exchangeHead(c *upConn) error {
 	if x.rest != nil {
 		err = x.sendForm(c)
 	} else {
-		err = c.send(x.rec.routed, x.head, x.body.bytes(), l.StreamTimeout, false)
+		err = c.send(x.rec.routed, x.head, x.body.bytes()[x.cut:], l.StreamTimeout, false)
 	}
 	x.rec.sent = time.Now()
 	early := err != nil
@@ -686,9 +692,10 @@ func (x *exchange) buildHead(p *pool) {
 		b = strconv.AppendInt(b, x.declared, 10)
 	case x.body.n > 0 || x.ctx.Request.Header.IsPost() || x.ctx.Request.Header.IsPut() || x.ctx.Request.Header.IsPatch():
 		b = append(b, "\r\nContent-Length: "...)
-		b = strconv.AppendInt(b, int64(x.body.n), 10)
+		b = strconv.AppendInt(b, int64(len(x.opening)+x.body.n-x.cut), 10)
 	}
-	x.head = append(b, "\r\n\r\n"...)
+	b = append(b, "\r\n\r\n"...)
+	x.head = append(b, x.opening...)
 }
 
 func appendField(b, name, value []byte) []byte {

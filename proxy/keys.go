@@ -19,7 +19,8 @@ type keyring struct{ keys []*apiKey }
 // apiKey is one key with what its limits count. The count outlives a reload.
 type apiKey struct {
 	configs.Key
-	every int64 // nanoseconds that one request costs, 0: no limit of requests per minute
+	every int64  // nanoseconds that one request costs, 0: no limit of requests per minute
+	salt  []byte // cache_salt of its tenant, nil without isolation
 	*keyUse
 }
 
@@ -32,13 +33,18 @@ type keyUse struct {
 
 // newKeyring reads the file of keys, nil without one. Keys that old has, too, go
 // on counting where they are.
-func newKeyring(file string, old *keyring, m *Metrics) (*keyring, error) {
+func newKeyring(s *configs.Settings, old *keyring, m *Metrics) (*keyring, error) {
+	file := s.Auth.KeysFile
 	if file == "" {
 		return nil, nil
 	}
 	list, err := configs.LoadKeys(file)
 	if err != nil {
 		return nil, fmt.Errorf("auth.keys_file: %w", err)
+	}
+	secret, err := isolationSecret(&s.Isolation)
+	if err != nil {
+		return nil, err
 	}
 	ring := &keyring{}
 	for _, k := range list {
@@ -48,6 +54,12 @@ func newKeyring(file string, old *keyring, m *Metrics) (*keyring, error) {
 		}
 		if k.RequestsPerMinute > 0 {
 			key.every = int64(time.Minute) / int64(k.RequestsPerMinute)
+		}
+		switch s.Isolation.Mode {
+		case isolateKey:
+			key.salt = tenantSalt(secret, k.Name)
+		case isolateGroup:
+			key.salt = tenantSalt(secret, k.Group)
 		}
 		ring.keys = append(ring.keys, key)
 	}

@@ -78,8 +78,9 @@ type live struct {
 	settings *configs.Settings
 	Server   configs.Server
 	upstream *upstreamLimits
-	keys     *keyring     // nil: no key is asked for
+	keys     *keyring      // nil: no key is asked for
 	cert     *listenerCert // nil: plain HTTP
+	watch    []string      // fields of a body to look for: cache_salt, and those that are denied
 }
 
 // New returns a Server that serves nothing yet. Errors: a file that the
@@ -133,6 +134,8 @@ func CheckFiles(settings *configs.Settings) error {
 	if file := settings.Auth.KeysFile; file != "" {
 		_, err := configs.LoadKeys(file)
 		problems.Add(err)
+		_, err = isolationSecret(&settings.Isolation)
+		problems.Add(err)
 	}
 	return problems.Err()
 }
@@ -147,7 +150,7 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	if in := s.live.Load(); in != nil {
 		old = in.keys
 	}
-	keys, err := newKeyring(own.Auth.KeysFile, old, s.o.Metrics)
+	keys, err := newKeyring(&own, old, s.o.Metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +158,8 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys, cert: cert}, nil
+	watch := append([]string{saltField}, own.Limits.DenyFields...)
+	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys, cert: cert, watch: watch}, nil
 }
 
 // Apply puts other settings in force for the requests that come from now on. On

@@ -39,6 +39,8 @@ type exchange struct {
 	key      *apiKey // of the client, nil when none is asked for
 	doubt    bool    // the replica may read another model than was found
 	lease    *routing.Lease
+	opening  []byte // begin of the body as it is sent on, in place of the first cut bytes
+	cut      int
 	head     []byte // scratch: the request's head as it is sent on
 	names    []byte // scratch: the request's model and salt, when its body is gone
 
@@ -93,6 +95,7 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 	x.outcome = routing.Canceled
 	x.counted, x.charged, x.streaming, x.whole, x.between, x.spent, x.doubt = false, false, false, false, false, false, false
 	x.answer = body{}
+	x.opening, x.cut = x.opening[:0], 0
 	return x
 }
 

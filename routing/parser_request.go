@@ -91,6 +91,7 @@ func (r *Request) Parse() error {
 	}
 	p.recall.begin(r.Memo, r.API, len(r.Body))
 	r.Weight = 1
+	r.Found = r.Found[:0]
 	i := p.space(0)
 	if p.peek(i) != '{' {
 		p.fail(i, "expected a JSON object")
@@ -98,9 +99,14 @@ func (r *Request) Parse() error {
 	}
 	i, more := p.open(i, '}')
 	for more {
+		from := i
 		var key []byte
 		if key, i = p.key(i); i >= 0 {
-			i = r.field(key, i)
+			watched := r.watched(key)
+			value := i
+			if i = r.field(key, i); watched >= 0 && i >= 0 {
+				r.Found = append(r.Found, Member{watched, from, value, i})
+			}
 		}
 		i, more = p.next(i, '}')
 	}
@@ -122,6 +128,16 @@ func (r *Request) Parse() error {
 	}
 	p.choose(r.API)
 	return nil
+}
+
+// watched returns the index of a key in Watch, -1 when it is not there.
+func (r *Request) watched(key []byte) int {
+	for i, name := range r.Watch {
+		if string(key) == name {
+			return i
+		}
+	}
+	return -1
 }
 
 // field reads the value at i of a field of the body. The last of equal fields

@@ -35,15 +35,20 @@ const (
 	APICount                  // number of shapes
 )
 
+// Member is a top-level field of a body: its name is Watch[Field], and it stands
+// in Body[From:To], of which its value is Body[Value:To].
+type Member struct{ Field, From, Value, To int }
+
 // Request is one inference request on its way through the router: what the
 // caller sets, what Parse finds, and the scratch that Route needs. It is pooled
 // by its caller; Reset makes it empty and keeps the memory.
 type Request struct {
 	// Set by the caller before Parse.
 	API     API
-	Body    []byte  // valid until the request is Reset
-	Headers Headers // may be nil
-	Memo    *Memo   // Router.Memo, or nil
+	Body    []byte   // valid until the request is Reset
+	Headers Headers  // may be nil
+	Watch   []string // top-level fields of the body whose places Parse notes in Found
+	Memo    *Memo    // Router.Memo, or nil
 
 	// Set by Parse. Byte slices are aliases of Body or of scratch memory.
 	Model      []byte // as asked for, unescaped; empty when the body names none
@@ -52,6 +57,8 @@ type Request struct {
 	WantsUsage bool   // stream_options.include_usage
 	MaxTokens  int64  // the client's cap on generated tokens, 0 when there is none
 	Weight     int    // requests that this body stands for (batch), at least 1
+
+	Found []Member // the watched fields, each occurrence, in their order
 
 	// The prompts as one stream of little-endian uint32 tokens: real token ids,
 	// or four bytes of text each (see Estimate). Ends[i] is the end of prompt i in
@@ -84,7 +91,8 @@ type Request struct {
 // Reset empties the request for its next use.
 func (r *Request) Reset() {
 	r.API = APINone
-	r.Body, r.Headers, r.Memo = nil, nil, nil
+	r.Body, r.Headers, r.Memo, r.Watch = nil, nil, nil, nil
+	r.Found = r.Found[:0]
 	r.Model, r.Salt = nil, nil
 	r.Stream, r.WantsUsage, r.Exact, r.AnyModel = false, false, false, false
 	r.MaxTokens, r.Weight, r.Source = 0, 1, TokensNone
