@@ -367,6 +367,36 @@ func BenchmarkRecordEvicting128(b *testing.B) {
 	}
 }
 
+// BenchmarkRecordTurn records the next turn of conversations whose head, 85 % of
+// the prompt, is held, on endpoints that are full.
+func BenchmarkRecordTurn(b *testing.B) {
+	for _, blocks := range []int{256, 2048} {
+		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {
+			const slots = 4
+			held := blocks * 85 / 100
+			conversations := prompts(slots*(8000/blocks), blocks)
+			x := filled(slots, 31250, nil)
+			rng := rand.New(rand.NewPCG(1, 2))
+			fresh := make([]uint64, 0, blocks)
+			i := 0
+			turn := func() {
+				c := conversations[i%len(conversations)]
+				for k := held; k < blocks; k++ {
+					c[k] = rng.Uint64()
+				}
+				fresh = x.Record(i%slots, c, fresh[:0])
+				i++
+			}
+			for range 8 * slots * 31250 / blocks {
+				turn()
+			}
+			for b.Loop() {
+				turn()
+			}
+		})
+	}
+}
+
 // BenchmarkClear removes an endpoint that is full.
 func BenchmarkClear(b *testing.B) {
 	x := filled(16, 31250, nil)

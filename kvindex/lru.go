@@ -79,13 +79,19 @@ func (l *lru) fetch(keys []uint64) {
 // promote makes the held ones of a prompt's keys the most recent blocks, first
 // key first, and appends the others, last key first, to missing. Runs that already
 // stand in the right order, as a repeated prompt does, are moved as a whole.
+//
+// What is missing is the prompt's tail, mostly: homes are fetched a few ahead of
+// their turn and not for the head, which a single look-up finds.
 func (l *lru) promote(keys, missing []uint64) []uint64 {
+	const ahead = 32
+	fetched := len(keys) // the keys from here on
 	for i := len(keys) - 1; i >= 0; i-- {
+		if len(missing) > 0 && i < fetched {
+			fetched = max(0, i+1-ahead)
+			l.fetch(keys[fetched : i+1])
+		}
 		last, _ := l.find(keys[i])
 		if last == 0 {
-			if len(missing) == 0 {
-				l.fetch(keys[:i])
-			}
 			missing = append(missing, keys[i])
 			continue
 		}
