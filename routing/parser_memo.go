@@ -176,6 +176,15 @@ func (p *prompt) mark(i int) {
 	c.marks = append(c.marks, m)
 }
 
+// closed forgets the last mark when its cell holds the end of the conversation,
+// at i: where the next turn has a comma.
+func (p *prompt) closed(i int) {
+	c := &p.recall
+	if n := len(c.marks); n > 0 && c.memo.cells(c.marks[n-1])*c.memo.cell >= i {
+		c.marks = c.marks[:n-1]
+	}
+}
+
 // cells returns the number of cells that hold all up to a mark.
 func (m *Memo) cells(k mark) int { return (int(k.raw) + m.cell - 1) / m.cell }
 

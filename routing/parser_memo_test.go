@@ -187,6 +187,25 @@ func TestMemoResumes(t *testing.T) {
 	f(t, one, changed, 0, 0)
 }
 
+// TestMemoKeepsNoEnds wants nothing kept of a cell that no other turn has: one
+// with the end of the conversation.
+func TestMemoKeepsNoEnds(t *testing.T) {
+	f := func(t *testing.T, cell, want int) {
+		t.Helper()
+		m := testMemo(t, cell, 64)
+		body := conversation(20)
+		body = append(body, bytes.Repeat([]byte{' '}, cell)...)
+		checkMemo(t, new(Request), m, APIChat, body, 64, 0)
+		if got := m.young.count; got != want {
+			t.Errorf("cells of %d bytes: %d entries, want %d", cell, got, want)
+		}
+	}
+	size := len(conversation(20))
+	f(t, size, 0)
+	f(t, size/2, 1)
+	f(t, 1024, size/1024)
+}
+
 // TestMemoForgets wants a Memo to stay within its bounds, and what is in use to stay in it.
 func TestMemoForgets(t *testing.T) {
 	m := testMemo(t, 64, 64)

@@ -38,6 +38,7 @@ func (p *prompt) remembered(array, i int, block func(*prompt, int) int) int {
 		p.mark(i)
 		i, more = p.next(i, ']')
 	}
+	p.closed(i)
 	return i
 }
 
