@@ -34,7 +34,7 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets:"} \
 		/^[a-z][a-z-]*:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'Variables: ARGS (demo, bench-proxy), PEERS (install-peers, bench-proxy), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
+	@echo 'Variables: ARGS (demo, soak, bench-proxy), PEERS (install-peers, bench-proxy), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
 
 .PHONY: build
 build: ## Build the static binary ./kvgate
@@ -49,12 +49,17 @@ install: build ## Install binary, systemd unit and example settings under DESTDI
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITDIR)' '$(DESTDIR)$(SYSCONF)/kvgate' '$(DESTDIR)$(SYSCONF)/default'
 	install -m 0755 $(BINARY) '$(DESTDIR)$(PREFIX)/bin/$(BINARY)'
 	install -m 0644 configs/systemd/kvgate.service '$(DESTDIR)$(UNITDIR)/kvgate.service'
+	install -m 0644 configs/systemd/kvgate.socket '$(DESTDIR)$(UNITDIR)/kvgate.socket'
 	sed -i 's|/usr/bin/kvgate|$(PREFIX)/bin/$(BINARY)|; s|/etc/|$(SYSCONF)/|g' '$(DESTDIR)$(UNITDIR)/kvgate.service'
 	@# What an administrator may have edited stays as it is.
 	for pair in 'kvgate.yaml kvgate/config.yaml' 'systemd/kvgate.default default/kvgate'; do \
 		set -- $$pair; to='$(DESTDIR)$(SYSCONF)'/$$2; \
 		if [ -e "$$to" ]; then echo "kept $$to"; else install -m 0644 configs/$$1 "$$to"; fi; \
 	done
+
+.PHONY: soak
+soak: build ## Aborts, restarts and reloads under load for minutes: make soak ARGS='--duration 1m'
+	./$(BINARY) bench soak $(ARGS)
 
 .PHONY: test
 test: ## Run every test

@@ -22,7 +22,7 @@ func newBenchCommand() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand(), newProxyCommand())
+	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand(), newProxyCommand(), newSoakCommand())
 	return cmd
 }
 
