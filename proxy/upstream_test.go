@@ -188,6 +188,7 @@ func TestIdleReuse(t *testing.T) {
 					defer wg.Done()
 					c := g.dial()
 					for i := range rounds {
+						_ = c.SetDeadline(time.Now().Add(patience))
 						if a := c.ask(post(chat, chatBody)); a.StatusCode != 200 || a.body != plainAnswer {
 							failed.Add(1)
 							t.Errorf("answer: got %d %q, want 200", a.StatusCode, a.body)
