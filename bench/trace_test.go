@@ -81,9 +81,13 @@ func TestParseTraceRefuses(t *testing.T) {
 	t.Run("wrong type", func(t *testing.T) { f(t, `{"timestamp": 1, "input_length": "x"}`, 512, "file:1: ") })
 	t.Run("negative id", func(t *testing.T) { f(t, `{"input_length": 5, "hash_ids": [-1]}`, 512, "file:1: ") })
 	t.Run("no input", func(t *testing.T) { f(t, `{"timestamp": 1}`, 512, "file:1: input 0 and output 0 tokens") })
-	t.Run("negative output", func(t *testing.T) { f(t, `{"input_length": 1, "output_length": -1}`, 512, "file:1: input 1 and output -1") })
+	t.Run("negative output", func(t *testing.T) {
+		f(t, `{"input_length": 1, "output_length": -1}`, 512, "file:1: input 1 and output -1")
+	})
 	t.Run("negative time", func(t *testing.T) { f(t, `{"timestamp": -1, "input_length": 1}`, 512, "at -1ms") })
-	t.Run("too many ids", func(t *testing.T) { f(t, `{"input_length": 512, "hash_ids": [1, 2]}`, 512, "file:1: 2 hash ids for 512 tokens in blocks of 512") })
+	t.Run("too many ids", func(t *testing.T) {
+		f(t, `{"input_length": 512, "hash_ids": [1, 2]}`, 512, "file:1: 2 hash ids for 512 tokens in blocks of 512")
+	})
 	t.Run("row without a number", func(t *testing.T) { f(t, row+"2023-11-16 18:17:03,x,1\n", 512, "file:3: ") })
 	t.Run("row without output", func(t *testing.T) { f(t, row+"2023-11-16 18:17:03,1,\n", 512, "file:3: ") })
 	t.Run("row without time", func(t *testing.T) { f(t, row+"yesterday,1,1\n", 512, "file:3: ") })
