@@ -20,13 +20,19 @@ import (
 var (
 	errOtherPublisher = errors.New("the replay server does not know the last batch: the publisher has restarted")
 	errHole           = errors.New("the replay has holes")
+	errContradiction  = errors.New("the replay server tells other things than the publisher: is it another replica's?")
 )
 
-// catchUp asks for everything from next on; everything there is, after a restart.
-func (s *kvStream) catchUp(ctx context.Context) error {
+// catchUp asks for everything from next on; everything there is, after a
+// restart. One that is the same process, because its connection stands, cannot have restarted.
+func (s *kvStream) catchUp(ctx context.Context, same bool) error {
 	_, err := s.fetch(ctx, false)
 	if !errors.Is(err, errOtherPublisher) {
 		return err
+	}
+	if same && s.seen[(s.next-1)%kvSeen].epoch == s.epoch {
+		s.lie()
+		return errContradiction
 	}
 	s.counts.restarts.Add(1)
 	s.log.Info("the publisher of KV events has restarted")
@@ -145,7 +151,7 @@ func (r *replayer) attempt(ctx context.Context) error {
 		case m.seq > s.next:
 			return fmt.Errorf("%w: batch %d follows %d", errHole, m.seq, int64(s.next)-1)
 		}
-		s.apply(ctx, m, sum)
+		s.apply(ctx, m, sum, 0)
 		r.progress = true
 	}
 }

@@ -30,7 +30,8 @@ type kvTimes struct {
 	backoff    time.Duration // between two attempts at a replay
 	coolDown   time.Duration // after a replay that failed
 	quiet      time.Duration // silence after which the replay server is asked whether something was missed
-	checkEvery time.Duration // at most so often
+	checkEvery time.Duration // at most so often after a message
+	checkIdle  time.Duration // and so often when nothing has come since
 }
 
 func defaultKVTimes() kvTimes {
@@ -38,7 +39,7 @@ func defaultKVTimes() kvTimes {
 		tick: 2 * time.Second, heartbeat: 10 * time.Second, deaf: 20 * time.Second, settle: 250 * time.Millisecond,
 		lost: 30 * time.Second, maxRetry: maxBackoff,
 		idle: 2 * time.Second, total: 2 * time.Minute, backoff: 100 * time.Millisecond, coolDown: 30 * time.Second,
-		quiet: 2 * time.Second, checkEvery: 10 * time.Second,
+		quiet: 2 * time.Second, checkEvery: 10 * time.Second, checkIdle: 30 * time.Second,
 	}
 }
 
@@ -159,10 +160,15 @@ type kvStream struct {
 	active   time.Time // last message or connection
 	pinged   time.Time // last PING in a silence
 	checked  time.Time // last look for missed messages
-	seen     [kvSeen]struct {
-		seq, sum uint64
-		valid    bool
-	}
+	epoch    uint32    // number of the connection, from 1 on
+	seen     [kvSeen]seenBatch
+}
+
+// seenBatch is a batch that was applied.
+type seenBatch struct {
+	seq, sum uint64
+	valid    bool
+	epoch    uint32 // the connection that it came by, 0 for a replay
 }
 
 // errNoPublisher: nobody has connected yet.
@@ -344,10 +350,11 @@ func (s *kvStream) tick(ctx context.Context, c *zmtpConn, now time.Time) error {
 		} else if err != nil { // what was gathered meanwhile is worth keeping
 			s.cool, s.retry = time.Now().Add(times.coolDown), true
 		}
-	case s.known && s.active.After(s.checked) && now.Sub(s.active) > times.quiet && now.Sub(s.checked) > times.checkEvery:
+	case s.known && now.Sub(s.active) > times.quiet &&
+		(now.Sub(s.checked) > times.checkIdle || s.active.After(s.checked) && now.Sub(s.checked) > times.checkEvery):
 		// A loss shows only in the next number, and the next may be long in coming.
 		s.checked = now
-		if err := s.catchUp(ctx); err != nil && !s.known {
+		if err := s.catchUp(ctx, true); err != nil && !s.known {
 			s.fail(ctx, err)
 		} else if err != nil { // no sign of a loss
 			s.cool = time.Now().Add(times.coolDown)
@@ -363,10 +370,11 @@ func (s *kvStream) canReplay(now time.Time) bool {
 // connected finds out what was missed since the last connection, or before the first.
 func (s *kvStream) connected(ctx context.Context) {
 	s.isLive, s.distrust = false, false
+	s.epoch++
 	s.active, s.pinged = time.Now(), time.Time{}
 	switch {
 	case s.canReplay(s.active):
-		if err := s.catchUp(ctx); err != nil {
+		if err := s.catchUp(ctx, false); err != nil {
 			s.fail(ctx, err)
 		}
 	case s.known:
@@ -399,7 +407,7 @@ func (s *kvStream) message(ctx context.Context, m *kvMessage) {
 		if !s.canReplay(time.Now()) {
 			s.begin()
 			s.known = false
-		} else if err := s.catchUp(ctx); err != nil {
+		} else if err := s.catchUp(ctx, false); err != nil {
 			s.fail(ctx, err)
 		}
 	}
@@ -418,13 +426,11 @@ func (s *kvStream) message(ctx context.Context, m *kvMessage) {
 	}
 	if m.seq < s.next { // a replay has brought it
 		if s.contradicts(m.seq, sum) {
-			s.counts.replays[kvReplayLie].Add(1)
-			s.distrust, s.retry = true, false
-			s.incomplete("the replay server tells other things than the publisher: is it another replica's?")
+			s.lie()
 		}
 		return
 	}
-	s.apply(ctx, m, sum)
+	s.apply(ctx, m, sum, s.epoch)
 }
 
 // gap deals with the loss of the batches from next up to, and without, seq.
@@ -437,7 +443,7 @@ func (s *kvStream) gap(ctx context.Context, seq uint64) {
 		lost += ", and the replay server has failed before"
 		s.retry = !s.distrust
 	default:
-		err := s.catchUp(ctx)
+		err := s.catchUp(ctx, true)
 		if err == nil && s.next >= seq || ctx.Err() != nil {
 			return
 		}
@@ -445,10 +451,17 @@ func (s *kvStream) gap(ctx context.Context, seq uint64) {
 			err = errors.New("the replay server does not have them")
 		}
 		lost += fmt.Sprintf(", and not replayed: %v", err)
-		s.cool, s.retry = time.Now().Add(s.group.hub.times.coolDown), true
+		s.cool, s.retry = time.Now().Add(s.group.hub.times.coolDown), !s.distrust
 	}
 	s.incomplete(lost)
 	s.known, s.next = true, seq
+}
+
+// lie drops what a replay server has told that contradicts the publisher.
+func (s *kvStream) lie() {
+	s.counts.replays[kvReplayLie].Add(1)
+	s.distrust, s.retry = true, false
+	s.incomplete(errContradiction.Error())
 }
 
 // begin tells the sink that nothing is known.
@@ -487,9 +500,8 @@ func (s *kvStream) contradicts(seq, sum uint64) bool {
 }
 
 // apply decodes the batch that is next and tells the sink.
-func (s *kvStream) apply(ctx context.Context, m *kvMessage, sum uint64) {
-	x := &s.seen[m.seq%kvSeen]
-	x.seq, x.sum, x.valid = m.seq, sum, true
+func (s *kvStream) apply(ctx context.Context, m *kvMessage, sum uint64, epoch uint32) {
+	s.seen[m.seq%kvSeen] = seenBatch{m.seq, sum, true, epoch}
 	s.next = m.seq + 1
 	d := s.group.borrow(ctx)
 	if d == nil {

@@ -54,6 +54,11 @@ func (e *pipeEnd) Write(b []byte) (int, error) {
 	select {
 	case <-e.done:
 		return 0, net.ErrClosed
+	default:
+	}
+	select {
+	case <-e.done:
+		return 0, net.ErrClosed
 	case e.out <- append([]byte(nil), b...):
 		return len(b), nil
 	}
@@ -75,8 +80,6 @@ type actor struct {
 	asked   []time.Duration                // when the replay server was dialled
 	began   time.Time
 	mu      sync.Mutex
-	open    int // replays under way
-	most    int // at once
 }
 
 // dial plays the network: the publisher is tcp://p:1, the replay server tcp://r:1.
@@ -112,14 +115,7 @@ func (a *actor) dial(_ context.Context, _, address string) (net.Conn, error) {
 		if c.read(&m) != nil {
 			return
 		}
-		a.mu.Lock()
-		a.open++
-		a.most = max(a.most, a.open)
-		a.mu.Unlock()
 		answer(c, binary.BigEndian.Uint64(m.frame(1)))
-		a.mu.Lock()
-		a.open--
-		a.mu.Unlock()
 	}()
 	return ours, nil
 }
@@ -335,8 +331,13 @@ func TestKVReplayLimits(t *testing.T) {
 func TestKVReplaysAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &actor{publish: obeys}
+		var open, most atomic.Int64
 		a.replay = func(c *zmtpConn, from uint64) {
+			if n := open.Add(1); n > most.Load() {
+				most.Store(n)
+			}
 			time.Sleep(time.Second)
+			open.Add(-1)
 			_ = sendReplay(c, from)
 			_ = sendEnd(c)
 			var m zmtpMessage
@@ -351,8 +352,8 @@ func TestKVReplaysAtOnce(t *testing.T) {
 			stops = append(stops, stop)
 		}
 		time.Sleep(3500 * time.Millisecond)
-		if a.most != maxKVReplays {
-			t.Errorf("got %d replays at once, want %d", a.most, maxKVReplays)
+		if got := most.Load(); got != maxKVReplays {
+			t.Errorf("got %d replays at once, want %d", got, maxKVReplays)
 		}
 		if got := strings.Count(sink.ranks(), "a/"); got != 20 {
 			t.Errorf("got %d ranks replayed, want 20", got)

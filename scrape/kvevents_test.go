@@ -159,7 +159,7 @@ func newKVRig(t testing.TB, c routing.KVEventsConfig, set func(*kvTimes), replic
 	r := &kvRig{rig: newRig(t, rigOptions{replicas: replicas, set: quiet}), sink: newKVSink()}
 	times := &r.kv.times
 	times.tick, times.maxRetry, times.backoff = 5*time.Millisecond, 20*time.Millisecond, 5*time.Millisecond
-	times.coolDown, times.quiet, times.checkEvery = 100*time.Millisecond, 20*time.Millisecond, 40*time.Millisecond
+	times.coolDown, times.quiet, times.checkEvery, times.checkIdle = 100*time.Millisecond, 20*time.Millisecond, 40*time.Millisecond, 100*time.Millisecond
 	if set != nil {
 		set(times)
 	}
@@ -182,11 +182,11 @@ func (r *kvRig) subscribe(c routing.KVEventsConfig, sink routing.KVEvents) {
 
 func (r *kvRig) counts(t testing.TB, name string) *kvCounts { return &r.worker(t, name).kv.counts }
 
-// connected waits until the subscription to a replica stands and has caught up.
-func (r *kvRig) connected(t testing.TB, name string) {
+// connected waits until a replica has one subscriber.
+func (r *kvRig) connected(t testing.TB, name string, s *fakevllm.Server) {
 	t.Helper()
 	k := r.counts(t, name)
-	eventually(t, name+" connected", func() bool { return k.connected.Load() == 1 })
+	eventually(t, name+" connected", func() bool { return k.connected.Load() == 1 && s.Stats().KV.Subscribers == 1 })
 }
 
 // same waits until what is known of a replica's rank 0 is what its engine has cached.
@@ -312,21 +312,19 @@ func TestKVFollow(t *testing.T) {
 func TestKVWithoutReplay(t *testing.T) {
 	s := publish(t, fakevllm.Options{})
 	r := newKVRig(t, kvConfig(), nil, "a="+s.URL())
-	r.connected(t, "a")
-	eventually(t, "subscribed", func() bool { return r.worker(t, "a").kv.counts.events[kvStored].Load() > 0 || askOnce(t, s) })
+	r.connected(t, "a", s)
+	prompts(t, s, 0, 2)
 	r.same(t, "a", s)
+	r.complete(t, "a")
 
 	late := publish(t, fakevllm.Options{})
 	prompts(t, late, 0, 3)
 	if err := r.Add(routing.EndpointSpec{Name: "late", URL: late.URL()}); err != nil {
 		t.Fatal(err)
 	}
-	r.connected(t, "late")
-	eventually(t, "a later batch", func() bool {
-		prompts(t, late, 3, 4)
-		prompts(t, late, 4, 5)
-		return r.sink.reason("late/0") != ""
-	})
+	r.connected(t, "late", late)
+	prompts(t, late, 3, 5)
+	eventually(t, "a later batch", func() bool { return r.sink.reason("late/0") != "" })
 	if got, want := r.sink.reason("late/0"), "on only"; !strings.Contains(got, want) {
 		t.Errorf("reason: got %q, want %q", got, want)
 	}
@@ -337,13 +335,6 @@ func TestKVWithoutReplay(t *testing.T) {
 	prompts(t, late, 5, 7)
 	r.complete(t, "late")
 	r.same(t, "late", late)
-}
-
-// askOnce sends a prompt that stores something new, so that a subscription shows.
-func askOnce(t testing.TB, s *fakevllm.Server) bool {
-	t.Helper()
-	prompts(t, s, 900, 901)
-	return false
 }
 
 // TestKVReset: the event of /reset_prefix_cache comes with the next step, and then no ghost is left.
@@ -399,8 +390,7 @@ func TestKVLost(t *testing.T) {
 func TestKVLostForGood(t *testing.T) {
 	s := publish(t, fakevllm.Options{})
 	r := newKVRig(t, kvConfig(), nil, "a="+s.URL())
-	r.connected(t, "a")
-	eventually(t, "subscribed", func() bool { return r.counts(t, "a").events[kvStored].Load() > 0 || askOnce(t, s) })
+	r.connected(t, "a", s)
 	prompts(t, s, 0, 4)
 	r.same(t, "a", s)
 	fault(t, s, fakevllm.Faults{KVDrop: 2})
@@ -430,7 +420,7 @@ func TestKVReplayServers(t *testing.T) {
 			prompts(t, s, 0, 6)
 			r.same(t, "a", s)
 			k := r.counts(t, "a")
-			fault(t, s, fakevllm.Faults{KVReplay: kind, KVDrop: 2})
+			fault(t, s, fakevllm.Faults{KVReplay: kind, KVDrop: 3})
 			prompts(t, s, 6, 12)
 			eventually(t, want, func() bool { return r.sink.wasTold("a/0", want) })
 			eventually(t, "counted", func() bool { return k.replays[result].Load() > 0 })
@@ -440,7 +430,7 @@ func TestKVReplayServers(t *testing.T) {
 			})
 			prompts(t, s, 12, 14)
 			fault(t, s, fakevllm.Faults{})
-			if kind == fakevllm.ReplayLie {
+			if result == kvReplayLie {
 				// Until the next connection nothing more is asked of it.
 				s.Close()
 				s = reborn(t, s)
@@ -453,10 +443,10 @@ func TestKVReplayServers(t *testing.T) {
 			r.same(t, "a", s)
 		})
 	}
-	f(fakevllm.ReplayStall, "not replayed: no answer", kvReplayFailed)
-	f(fakevllm.ReplayCut, "not replayed", kvReplayFailed)
-	f(fakevllm.ReplayHoles, "the replay has holes", kvReplayFailed)
-	f(fakevllm.ReplayEmpty, "does not have them", kvReplayRestart)
+	f(fakevllm.ReplayStall, "are lost, and", kvReplayFailed)
+	f(fakevllm.ReplayCut, "are lost, and", kvReplayFailed)
+	f(fakevllm.ReplayHoles, "are lost, and", kvReplayFailed)
+	f(fakevllm.ReplayEmpty, "other things than the publisher", kvReplayLie)
 	f(fakevllm.ReplayLie, "other things than the publisher", kvReplayLie)
 }
 
@@ -470,10 +460,7 @@ func TestKVRestart(t *testing.T) {
 			}
 			s := publish(t, o)
 			r := newKVRig(t, kvConfig(), nil, "a="+s.URL())
-			r.connected(t, "a")
-			if !replay {
-				eventually(t, "subscribed", func() bool { return r.counts(t, "a").events[kvStored].Load() > 0 || askOnce(t, s) })
-			}
+			r.connected(t, "a", s)
 			prompts(t, s, 0, before)
 			r.same(t, "a", s)
 			r.cut.Store(true)
@@ -481,7 +468,7 @@ func TestKVRestart(t *testing.T) {
 			s = reborn(t, s)
 			prompts(t, s, 50, 50+after)
 			r.cut.Store(false)
-			r.connected(t, "a")
+			r.connected(t, "a", s)
 			if replay {
 				r.same(t, "a", s)
 				r.complete(t, "a")
@@ -509,7 +496,7 @@ func TestKVRestartEngine(t *testing.T) {
 	for _, replay := range []string{"tcp://*:0", ""} {
 		s := publish(t, fakevllm.Options{KVEvents: fakevllm.KVEvents{Replay: replay}})
 		r := newKVRig(t, kvConfig(), nil, "a="+s.URL())
-		r.connected(t, "a")
+		r.connected(t, "a", s)
 		prompts(t, s, 0, 5)
 		fault(t, s, fakevllm.Faults{RestartEngine: true})
 		eventually(t, "no ghost", func() bool {
@@ -740,8 +727,9 @@ func TestKVReplicaGoes(t *testing.T) {
 func TestKVUnreachable(t *testing.T) {
 	s := publish(t, fakevllm.Options{})
 	r := newKVRig(t, kvConfig(), func(x *kvTimes) { x.lost = 50 * time.Millisecond }, "a="+s.URL())
-	r.connected(t, "a")
-	eventually(t, "subscribed", func() bool { return r.counts(t, "a").events[kvStored].Load() > 0 || askOnce(t, s) })
+	r.connected(t, "a", s)
+	prompts(t, s, 0, 2)
+	r.same(t, "a", s)
 	r.cut.Store(true)
 	s.Close()
 	eventually(t, "lost", func() bool { return strings.Contains(r.sink.reason("a/0"), "no connection to the publisher") })
