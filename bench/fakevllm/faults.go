@@ -58,8 +58,8 @@ const (
 const (
 	ReplayStall = "stall" // no answer
 	ReplayEmpty = "empty" // the end marker alone
-	ReplayHoles = "holes" // every third batch is missing
-	ReplayCut   = "cut"   // the connection ends after half of them
+	ReplayHoles = "holes" // every third batch is missing, but for the first that was asked for
+	ReplayCut   = "cut"   // the connection ends after the first one
 	ReplayLie   = "lie"   // right numbers, other batches
 )
 

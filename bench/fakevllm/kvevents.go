@@ -57,6 +57,12 @@ func (e *KVEvents) validate() error {
 	return nil
 }
 
+// KVStats is what a replica has published.
+type KVStats struct {
+	Batches     int64 `json:"batches"`     // since the engine began, lost ones included
+	Subscribers int   `json:"subscribers"` // connections that have subscribed to the topic
+}
+
 // publisher is the PUB socket and the replay server of one replica.
 type publisher struct {
 	s        *Server
@@ -302,9 +308,9 @@ func (p *publisher) answer(nc net.Conn) {
 		case ReplayEmpty:
 			kept = nil
 		case ReplayCut:
-			kept = kept[:len(kept)/2]
+			kept = kept[:min(1, len(kept))]
 		case ReplayHoles:
-			kept = slices.DeleteFunc(kept, func(b keptBatch) bool { return b.seq%3 == 2 })
+			kept = slices.DeleteFunc(kept, func(b keptBatch) bool { return b.seq%3 == 2 && b.seq != from })
 		}
 		for _, b := range kept {
 			payload := b.payload
@@ -356,16 +362,39 @@ func (p *publisher) send(payload []byte) {
 	}
 }
 
+// stats returns the counts; a server that publishes nothing has none.
+func (p *publisher) stats() KVStats {
+	if p == nil {
+		return KVStats{}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := KVStats{Batches: int64(p.seq)}
+	for sub := range p.subs {
+		if p.wants(sub) {
+			out.Subscribers++
+		}
+	}
+	return out
+}
+
+// wants tells whether a subscriber has subscribed to the topic. The caller holds mu.
+func (p *publisher) wants(sub *subscriber) bool {
+	for topic := range sub.topics {
+		if strings.HasPrefix(p.opt.Topic, topic) {
+			return true
+		}
+	}
+	return false
+}
+
 // deliver gives a message to every subscriber of the topic that has room for it. The caller holds mu.
 func (p *publisher) deliver(m []byte) {
 	for sub := range p.subs {
-		for topic := range sub.topics {
-			if strings.HasPrefix(p.opt.Topic, topic) {
-				select {
-				case sub.messages <- m:
-				default:
-				}
-				break
+		if p.wants(sub) {
+			select {
+			case sub.messages <- m:
+			default:
 			}
 		}
 	}

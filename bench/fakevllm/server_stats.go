@@ -22,6 +22,7 @@ type ServerStats struct {
 	Repeated    map[string]int   `json:"repeated"`    // x-request-ids that were executed more than once
 	Distinct    int              `json:"distinct"`    // x-request-ids executed
 	Engine      Stats            `json:"engine"`
+	KV          KVStats          `json:"kv_events"`
 	Last        *RequestHead     `json:"last,omitempty"` // the last request outside /fake
 }
 
@@ -90,13 +91,14 @@ func (s *Server) Stats() ServerStats {
 	s.mu.Lock()
 	engine := s.engine.Stats()
 	s.mu.Unlock()
+	kv := s.events.stats()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := ServerStats{
 		Requests: maps.Clone(c.paths), Executed: c.executed.Load(), Completed: c.completed.Load(), Aborted: c.aborted.Load(),
 		Cut: c.cut.Load(), InFlight: c.inFlight.Load(), MaxInFlight: c.maxInFlight.Load(), Awaiting: c.awaiting.Load(),
 		Connections: c.connections.Load(), Open: open, Faults: maps.Clone(c.faults), Repeated: make(map[string]int),
-		Distinct: len(c.ids), Engine: engine, Last: c.last,
+		Distinct: len(c.ids), Engine: engine, KV: kv, Last: c.last,
 	}
 	for id, n := range c.ids {
 		if n > 1 {
