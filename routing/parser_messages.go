@@ -222,7 +222,8 @@ func (r *Request) batch(i int) int {
 	if p.peek(i) != '[' || p.peek(p.space(i+1)) != '[' {
 		return p.section(1, i, (*prompt).messages)
 	}
-	i, more := p.open(i, ']')
+	var more bool
+	i, _ = p.open(i, ']') // not empty: a '[' follows
 	i = p.section(1, i, (*prompt).messages)
 	for i, more = p.next(i, ']'); more; i, more = p.next(p.skip(i), ']') {
 		r.Weight++
