@@ -25,6 +25,11 @@ type decider struct {
 
 func newDecider(tb testing.TB, endpoints, size int) *decider {
 	tb.Helper()
+	return newDeciderOf(tb, configs.DefaultScheduling(), endpoints, size)
+}
+
+func newDeciderOf(tb testing.TB, profile *configs.Scheduling, endpoints, size int) *decider {
+	tb.Helper()
 	fleet := routing.NewFleet(time.Now, time.Hour, zap.NewNop())
 	var specs []routing.EndpointSpec
 	for i := range endpoints {
@@ -36,7 +41,7 @@ func newDecider(tb testing.TB, endpoints, size int) *decider {
 			Waiting: float64(i % 3), Running: float64(i % 7), KVUsage: float64(i%10) / 10, BlockTokens: 16, CapacityTokens: 1 << 20,
 		}, time.Now())
 	}
-	router, err := routing.New(configs.DefaultScheduling(), fleet, 1)
+	router, err := routing.New(profile, fleet, 1)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -107,6 +112,42 @@ func BenchmarkDecide(b *testing.B) {
 					d.decide(b)
 				}
 			})
+		}
+	}
+}
+
+// profiles are the scheduling configurations whose decisions are compared.
+func profiles(tb testing.TB) map[string]*configs.Scheduling {
+	tb.Helper()
+	cost, err := configs.LoadScheduling("../configs/expected-cost.yaml")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return map[string]*configs.Scheduling{"default": configs.DefaultScheduling(), "expected-cost": cost}
+}
+
+// BenchmarkDecideProfile compares the profiles: 16 endpoints, prompts of 8 KB.
+func BenchmarkDecideProfile(b *testing.B) {
+	all := profiles(b)
+	for _, name := range []string{"default", "expected-cost"} {
+		b.Run(name, func(b *testing.B) {
+			d := newDeciderOf(b, all[name], 16, 8<<10)
+			for range 60_000 { // every cache is full: what is new replaces what is old
+				d.decide(b)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				d.decide(b)
+			}
+		})
+	}
+}
+
+func TestDecideAllocatesNothing(t *testing.T) {
+	for name, profile := range profiles(t) {
+		d := newDeciderOf(t, profile, 16, 8<<10)
+		if got := testing.AllocsPerRun(500, func() { d.decide(t) }); got != 0 {
+			t.Errorf("%s: got %v allocations per decision, want none", name, got)
 		}
 	}
 }
