@@ -95,15 +95,43 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	if err != nil {
 		return nil, err
 	}
-	if g.data, err = net.Listen("tcp", s.Listen); err != nil {
-		return nil, fmt.Errorf("listen %s: %w", s.Listen, err)
+	in, err := inheritListeners(os.Getenv, os.Getpid(), firstInherited)
+	if err != nil {
+		return nil, err
 	}
-	if g.admin, err = listenAdmin(s.AdminListen); err != nil {
-		_ = g.data.Close()
-		return nil, fmt.Errorf("admin_listen %s: %w", s.AdminListen, err)
+	if err := g.listen(in); err != nil {
+		return nil, err
 	}
 	g.metrics.ConfigReload(true, hashOf(s), time.Now())
 	return g, nil
+}
+
+// listen binds the listeners, those excepted that were inherited: their sockets
+// decide where, not the settings.
+func (g *gateway) listen(in inherited) (err error) {
+	s := g.settings
+	g.data, g.admin = in.data, in.admin
+	defer func() {
+		if err != nil {
+			_, _ = inherited{g.data, g.admin}.closed(nil)
+		}
+	}()
+	if g.admin != nil {
+		if tcp, ok := g.admin.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && s.Admin.TokenFile == "" && !s.Admin.Insecure {
+			return fmt.Errorf("the inherited admin socket %s can be reached from other machines: set admin.token_file, or admin.insecure: true", tcp)
+		}
+	}
+	if g.data == nil {
+		if g.data, err = net.Listen("tcp", s.Listen); err != nil {
+			return fmt.Errorf("listen %s: %w", s.Listen, err)
+		}
+	}
+	if g.admin == nil {
+		if g.admin, err = listenAdmin(s.AdminListen); err != nil {
+			return fmt.Errorf("admin_listen %s: %w", s.AdminListen, err)
+		}
+	}
+	return nil
 }
 
 // adminToken reads what requests to the admin listener must carry.
