@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 )
@@ -19,10 +20,11 @@ type predictions struct {
 // prediction is the record of one endpoint.
 type prediction struct {
 	PredictionStats
-	epoch     uint32  // how often the index has dropped the endpoint's entries
-	suspicion float64 // see disproves
-	usual     float64 // rate of answers for which too much was predicted
-	common    int64   // tokens found when too much was predicted, while suspicion lasts: the head of all prompts
+	warned    time.Time // when a drop was last logged
+	epoch     uint32    // how often the index has dropped the endpoint's entries
+	suspicion float64   // see disproves
+	usual     float64   // rate of answers for which too much was predicted
+	common    int64     // tokens found when too much was predicted, while suspicion lasts: the head of all prompts
 }
 
 // PredictionStats says how well a producer has predicted the cached tokens of one
@@ -172,10 +174,15 @@ func (r *Router) distrust(d distruster, o observer, req *Request, e *Endpoint, x
 	if !p.disproves(x.cached, prompt, cached) || !d.Distrust(e) {
 		return
 	}
-	r.fleet.log.Warn("a replica does not hold what was sent to it: its index entries are dropped",
-		zap.String("replica", e.DisplayName()), zap.String("producer", p.Producer), zap.Int64("predicted_tokens", x.cached), zap.Int64("cached_tokens", cached))
 	p.epoch++
 	p.Dropped++
+	// A replica that caches nothing disproves every index: say so once a minute.
+	if now := r.fleet.now(); p.Dropped == 1 || now.Sub(p.warned) >= time.Minute {
+		p.warned = now
+		r.fleet.log.Warn("a replica does not hold what was sent to it: its index entries are dropped",
+			zap.String("replica", e.DisplayName()), zap.String("producer", p.Producer), zap.Int64("predicted_tokens", x.cached),
+			zap.Int64("cached_tokens", cached), zap.Uint64("dropped", p.Dropped))
+	}
 	o.Picked(req, ch, e)
 }
 
