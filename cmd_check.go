@@ -104,6 +104,9 @@ func (c *checkReport) scheduling(s *configs.Settings) error {
 		_, err := scrape.NewManager(scrape.Options{Fleet: fleet, Settings: s, Plan: plan, Log: zap.NewNop()}) // reads every source, starts nothing
 		problems.Add(err)
 	}
+	if plan != nil {
+		c.Warnings = append(c.Warnings, plan.Warnings...)
+	}
 	if router != nil {
 		c.Warnings = append(c.Warnings, router.Config().Warnings...)
 		c.Scheduling.describe(router)

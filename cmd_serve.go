@@ -103,7 +103,9 @@ func serve(ctx context.Context, load func() (*configs.Loaded, error)) error {
 		wait, done := context.WithTimeout(background, 30*time.Second)
 		defer done()
 		_ = g.scraper.WaitFirst(wait) // ready either way: a replica that is down must not hold up the start
-		tell(systemd.send("READY=1", g.status()))
+		if background.Err() == nil {  // not after STOPPING
+			tell(systemd.send("READY=1", g.status()))
+		}
 	})
 	g.serving.Go(func() { g.watchdog(background, systemd) })
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -182,7 +183,7 @@ func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, e
 	if err := problems.Err(); err != nil {
 		return nil, nil, err
 	}
-	for _, w := range router.Config().Warnings {
+	for _, w := range slices.Concat(router.Config().Warnings, plan.Warnings) {
 		g.log.Warn("scheduling configuration", zap.String("warning", w))
 	}
 	return router, plan, nil
