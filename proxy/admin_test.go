@@ -451,6 +451,7 @@ func fullScrape(t *testing.T) string {
 	e.Observe(routing.Metrics{CapacityTokens: 1}, b.now)
 	b.observe(fullRecord(e))
 	b.ConfigReload(true, "x", b.now)
+	learnSomething(t, b.fleet)
 	w := b.do("GET", "/metrics", "")
 	if w.Code != 200 {
 		t.Fatalf("/metrics: got %d %s, want 200", w.Code, w.Body)

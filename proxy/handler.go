@@ -521,8 +521,8 @@ func (x *exchange) picked() {
 	rec.phase = phaseConnect
 	rec.endpoint, rec.replica = l.Endpoint, l.Endpoint.DisplayName()
 	rec.model = x.s.o.Fleet.KnownModel(x.req.Model)
-	rec.matchBlocks, rec.totalBlocks, rec.blockTokens = l.Matched, l.Total, l.BlockTokens
-	rec.predictedTokens = l.PredictedTokens()
+	rec.matchBlocks, rec.totalBlocks = l.Matched, l.Total
+	rec.predictedTokens, rec.hashedTokens = l.PredictedTokens(), l.HashedTokens()
 	rec.reason, rec.ties = l.Reason.String(), l.Ties
 }
 

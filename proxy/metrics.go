@@ -80,6 +80,7 @@ type Metrics struct {
 
 	collectors []prometheus.Collector // all of the above
 	gauges     fleetGauges
+	learned    learnedSeries
 
 	none, other *modelSeries
 
@@ -147,7 +148,7 @@ type replicaSeries struct {
 // NewMetrics registers the process's series. Requests are counted by the index
 // or the name of their route in routeTemplates; every other route is "other".
 func NewMetrics(reg *prometheus.Registry, fleet *routing.Fleet, routeTemplates []string) *Metrics {
-	m := &Metrics{fleet: fleet, routes: append(slices.Clone(routeTemplates), otherLabel), gauges: newFleetGauges()}
+	m := &Metrics{fleet: fleet, routes: append(slices.Clone(routeTemplates), otherLabel), gauges: newFleetGauges(), learned: newLearnedSeries()}
 
 	m.requests = m.counter("kvgate_http_requests_total", "Requests by route template, model and status sent to the client (499: it left before a status).", "route", "model", "code")
 	m.duration = m.histogram("kvgate_http_request_duration_seconds", "From the request head to the last byte of the answer.", durationBuckets, "route", "model")
@@ -300,7 +301,7 @@ func (m *Metrics) tokens(model *modelSeries, r *record) {
 	if r.totalBlocks > 0 {
 		model.ratio.Observe(float64(r.matchBlocks) / float64(r.totalBlocks))
 		add(tokPredicted, r.predictedTokens)
-		add(tokHashed, int64(r.totalBlocks)*int64(r.blockTokens))
+		add(tokHashed, r.hashedTokens)
 	}
 }
 
@@ -553,6 +554,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 		c.Describe(ch)
 	}
 	m.gauges.describe(ch)
+	m.learned.describe(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -562,4 +564,5 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		c.Collect(ch)
 	}
 	m.gauges.collect(ch, m.fleet, live, leaving)
+	m.learned.collect(ch, m.fleet)
 }

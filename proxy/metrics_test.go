@@ -104,7 +104,7 @@ func fullRecord(e *routing.Endpoint) *record {
 		id: "req-1", client: "10.0.0.1:5000", key: "alice", method: "POST", route: "/v1/chat/completions", model: "m",
 		replica: e.Name(), endpoint: e, status: 200, bytesIn: 8192, bytesOut: 4096, events: 13, stream: true, phase: phaseDone,
 		promptTokens: 100, cachedTokens: 64, outputTokens: 11,
-		matchBlocks: 3, totalBlocks: 4, blockTokens: 64, predictedTokens: 192, reason: routing.ReasonPrefix.String(), ties: 1,
+		matchBlocks: 3, totalBlocks: 4, hashedTokens: 256, predictedTokens: 192, reason: routing.ReasonPrefix.String(), ties: 1,
 	}
 }
 

@@ -56,8 +56,8 @@ type record struct {
 	promptTokens, cachedTokens, outputTokens int64 // from usage; -1 when not told
 
 	matchBlocks, totalBlocks int // the index's prediction for the picked replica
-	blockTokens              int
 	predictedTokens          int64
+	hashedTokens             int64
 	reason                   string // pick reason
 	ties                     int
 }

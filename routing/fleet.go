@@ -30,7 +30,7 @@ var (
 // their slots and the indexes of what they hold. Routers come and go with the
 // configuration; the fleet stays.
 //
-// Lock order: Fleet.mu, then Endpoint.drain.mu. Match, score, pick and record
+// Lock order: Fleet.mu, then Endpoint.drain.mu, or the locks of a preciseIndex. Match, score, pick and record
 // of one request run under Fleet.mu.
 type Fleet struct {
 	mu        sync.Mutex

@@ -71,6 +71,11 @@ func (r Reason) String() string { return reasonNames[r] }
 // PredictedTokens returns the prompt tokens expected in the endpoint's cache.
 func (l *Lease) PredictedTokens() int64 { return l.predicted }
 
+// HashedTokens returns the prompt tokens that could have been expected there: those of whole blocks.
+func (l *Lease) HashedTokens() int64 {
+	return l.req.realTokens(int64(l.Total) * int64(l.BlockTokens))
+}
+
 // take opens the lease. The caller holds the fleet's lock.
 func (l *Lease) take(r *Router, req *Request, e *Endpoint) {
 	l.router, l.req, l.Endpoint = r, req, e
