@@ -82,7 +82,7 @@ type preciseMember struct {
 }
 
 // maxRanks bounds the ranks of one endpoint.
-const maxRanks = 64
+const maxRanks = 256
 
 // preciseRank is one engine of an endpoint.
 type preciseRank struct {

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -58,8 +59,9 @@ type RenderQuery struct {
 	Done          <-chan struct{} // closed when nobody waits for the answer any more
 }
 
-// Renderer posts a query and returns the answer's status and body. An error means
-// that there is no whole answer.
+// Renderer posts a query and returns the answer's status and body, of an answer
+// other than 200 as much as shows what it is. An error means that there is no whole
+// answer.
 type Renderer func(q RenderQuery) (status int, body []byte, err error)
 
 // renderTokenizer has an engine turn a body into the very tokens that it will
@@ -179,11 +181,12 @@ func (t *renderTokenizer) ask(r *Request, path string, place uint64, done <-chan
 		if err == nil && status == 200 {
 			v, err = parseRendered(body)
 		}
-		t.cache.health(url, q.Path, status, err, t.fleet.now())
+		absent := err == nil && noSuchPath(status, body)
+		t.cache.health(url, q.Path, absent, err != nil || status >= 500 || status == 401 || status == 429, t.fleet.now())
 		switch {
 		case v != nil:
 			return v, TokensRendered
-		case err == nil && noSuchPath(status):
+		case absent:
 			source = TokensUnsupported
 			continue
 		}
@@ -192,8 +195,10 @@ func (t *renderTokenizer) ask(r *Request, path string, place uint64, done <-chan
 	return nil, source
 }
 
-func noSuchPath(status int) bool {
-	return status == 403 || status == 404 || status == 405 || status == 501
+// noSuchPath tells a server that does not render from one that does not have the
+// model: the engine says "error" for the latter and "detail" for the former.
+func noSuchPath(status int, body []byte) bool {
+	return status == 403 || status == 405 || status == 501 || status == 404 && !bytes.Contains(body, []byte(`"error"`))
 }
 
 // server returns who is to be asked on a path: the configured server, or else one
@@ -590,13 +595,12 @@ func (c *renderCache) server(url, path string) *renderServer {
 }
 
 // health notes how a question ended.
-func (c *renderCache) health(url, path string, status int, err error, now time.Time) {
+func (c *renderCache) health(url, path string, absent, failed bool, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.server(url, path)
-	failed := err != nil || status >= 500 || status == 401 || status == 429
 	switch {
-	case s == nil && (failed || noSuchPath(status)):
+	case s == nil && (failed || absent):
 		if len(c.servers) == renderServers {
 			c.servers = c.servers[:0]
 		}
@@ -606,7 +610,7 @@ func (c *renderCache) health(url, path string, status int, err error, now time.T
 		return
 	}
 	switch {
-	case err == nil && noSuchPath(status):
+	case absent:
 		s.absent, s.until, s.failures = true, now.Add(renderPauseNoAPI), 0
 	case failed:
 		s.absent = false

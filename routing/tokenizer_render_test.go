@@ -214,6 +214,8 @@ func TestRenderFallsBack(t *testing.T) {
 		p.want("a minute later", p.ask(APIChat, renderBody+"  ", nil), TokensRendered, 1, chat)
 		p.want("and on", p.ask(APIChat, renderBody+"   ", nil), TokensRendered, 1, chat)
 	}
+	p0 := f(t, "an unknown model", status(404, `{"error":{"message":"The model does not exist."}}`), renderBody, TokensFailed, -1, chat)
+	p0.want("which says nothing of the path", p0.ask(APIChat, renderBody+" ", nil), TokensFailed, -1, chat)
 	estimate := (len("user") + len("hello") + 3) / 4
 	p := f(t, "neither", status(404, ""), renderBody, TokensUnsupported, estimate, chat, tokenize)
 	p.want("neither, known", p.ask(APIChat, renderBody+" ", nil), TokensUnsupported, estimate)
@@ -478,7 +480,7 @@ func TestRenderCacheIsBounded(t *testing.T) {
 		t.Errorf("got %d bytes counted, %d kept, want the same, at least half of %d", c.bytes, sum, renderBytes)
 	}
 	for i := range renderServers + 10 {
-		c.health(fmt.Sprint(i), "/p", 500, nil, now)
+		c.health(fmt.Sprint(i), "/p", false, true, now)
 	}
 	if got := len(c.servers); got > renderServers {
 		t.Errorf("got %d servers, want at most %d", got, renderServers)

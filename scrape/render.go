@@ -106,8 +106,8 @@ func (r *Renderer) Render(q routing.RenderQuery) (status int, body []byte, err e
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxDrained)) // for the sake of the connection
-		return resp.StatusCode, nil, nil
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxDrained)) // as far as it comes, and for the sake of the connection
+		return resp.StatusCode, body, nil
 	}
 	if resp.ContentLength > maxRendered {
 		return 0, nil, errRenderedSize

@@ -71,7 +71,7 @@ func TestRenderAsks(t *testing.T) {
 	f(t, "/ok", "", nil, `POST /ok "application/json" "" "kvgate/1.2" "" {}`, 200, "answer")
 	f(t, "/ok", "Bearer client", nil, `POST /ok "application/json" "Bearer client" "kvgate/1.2" "" {}`, 200, "answer")
 	f(t, "/ok", "Bearer client", func(s *configs.Settings) { s.Upstream.APIKeyFile = key }, `POST /ok "application/json" "Bearer secret" "kvgate/1.2" "" {}`, 200, "answer")
-	f(t, "/missing", "", nil, `POST /missing "application/json" "" "kvgate/1.2" "" {}`, 404, "")
+	f(t, "/missing", "", nil, `POST /missing "application/json" "" "kvgate/1.2" "" {}`, 404, "404 page not found\n")
 	f(t, "/moved", "", nil, `POST /moved "application/json" "" "kvgate/1.2" "" {}`, 307, "")
 }
 
