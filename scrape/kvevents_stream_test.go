@@ -516,3 +516,43 @@ func TestKVQueueIsBounded(t *testing.T) {
 		return pack(nil, list(float64(seq), list(list("BlockStored", list(seq+1), nil, list(), 16)), nil, strings.Repeat("x", maxKVQueueBytes/10)))
 	}, 30, 15)
 }
+
+// TestKVNumbers: what the numbers of a connection without a replay server say.
+func TestKVNumbers(t *testing.T) {
+	f := func(name string, seqs []uint64, held []uint64, gaps, restarts int64, why string) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &actor{publish: func(c *zmtpConn) {
+					for _, seq := range seqs {
+						_ = sendLive(c, seq)
+					}
+					obeys(c)
+				}}
+				sink := newKVSink()
+				s, stop := a.follow(t, sink, 0, false)
+				time.Sleep(time.Second)
+				want := map[uint64]int{}
+				for _, seq := range held {
+					want[seq+1] = 1
+				}
+				if ghosts, missing := sink.differs("a/0", want); ghosts+missing > 0 {
+					t.Errorf("got %d more and %d fewer blocks than those of the batches %d", ghosts, missing, held)
+				}
+				if got := sink.reason("a/0"); got != why {
+					t.Errorf("reason: got %q, want %q", got, why)
+				}
+				if g, r := s.counts.gaps.Load(), s.counts.restarts.Load(); g != gaps || r != restarts {
+					t.Errorf("got %d gaps and %d restarts, want %d and %d", g, r, gaps, restarts)
+				}
+				stop()
+			})
+		})
+	}
+	f("in order", []uint64{0, 1, 2}, []uint64{0, 1, 2}, 0, 0, "")
+	f("twice", []uint64{0, 1, 1, 0, 1, 2}, []uint64{0, 1, 2}, 0, 0, "")
+	f("from the middle", []uint64{5, 6}, []uint64{5, 6}, 0, 0, "KV events are known from batch 5 on only")
+	f("a gap", []uint64{0, 1, 4, 5}, []uint64{4, 5}, 1, 0, "the batches 2 to 3 are lost")
+	f("anew", []uint64{3, 4, 0, 1}, []uint64{0, 1}, 0, 1, "")
+	f("anew in the middle", []uint64{3, 4, 1, 2}, []uint64{1, 2}, 0, 1, "KV events are known from batch 3 on only")
+	f("swapped", []uint64{0, 2, 1, 3}, []uint64{3}, 2, 1, "the batches 2 to 2 are lost")
+}

@@ -413,11 +413,17 @@ func TestKVLostForGood(t *testing.T) {
 // TestKVReplayServers: replay servers that fail in every way. Nothing is made up
 // meanwhile, and once the server is well again everything is known again.
 func TestKVReplayServers(t *testing.T) {
-	f := func(kind, want string, result kvReplay) {
-		t.Run(kind, func(t *testing.T) {
+	f := func(kind, want string, result kvReplay, live bool) {
+		t.Run(fmt.Sprintf("%s, live %v", kind, live), func(t *testing.T) {
 			s := replayed(t)
+			if !live { // what is known has come by a replay
+				prompts(t, s, 0, 6)
+			}
 			r := newKVRig(t, kvConfig(), func(x *kvTimes) { x.idle = 300 * time.Millisecond }, "a="+s.URL())
-			prompts(t, s, 0, 6)
+			r.connected(t, "a", s)
+			if live {
+				prompts(t, s, 0, 6)
+			}
 			r.same(t, "a", s)
 			k := r.counts(t, "a")
 			fault(t, s, fakevllm.Faults{KVReplay: kind, KVDrop: 3})
@@ -443,11 +449,13 @@ func TestKVReplayServers(t *testing.T) {
 			r.same(t, "a", s)
 		})
 	}
-	f(fakevllm.ReplayStall, "are lost, and", kvReplayFailed)
-	f(fakevllm.ReplayCut, "are lost, and", kvReplayFailed)
-	f(fakevllm.ReplayHoles, "are lost, and", kvReplayFailed)
-	f(fakevllm.ReplayEmpty, "other things than the publisher", kvReplayLie)
-	f(fakevllm.ReplayLie, "other things than the publisher", kvReplayLie)
+	f(fakevllm.ReplayStall, "are lost, and", kvReplayFailed, true)
+	f(fakevllm.ReplayCut, "are lost, and", kvReplayFailed, true)
+	f(fakevllm.ReplayHoles, "are lost, and", kvReplayFailed, true)
+	f(fakevllm.ReplayEmpty, "other things than the publisher", kvReplayLie, true)
+	f(fakevllm.ReplayEmpty, "does not have them", kvReplayRestart, false)
+	f(fakevllm.ReplayLie, "other things than the publisher", kvReplayLie, true)
+	f(fakevllm.ReplayLie, "other things than the publisher", kvReplayLie, false)
 }
 
 // TestKVRestart: an engine that begins anew leaves no ghost, however far its numbers have come before it is seen again.
