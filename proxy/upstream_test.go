@@ -456,13 +456,13 @@ func TestTimeouts(t *testing.T) {
 			}
 			c.say(sseHead)
 			for range n {
-				time.Sleep(20 * time.Millisecond) // in all four times the limit
+				time.Sleep(120 * time.Millisecond) // in all longer than the limit
 				c.say(chunk(event("a")))
 			}
 			c.say(chunk(doneEvent) + lastChunk)
 			c.gone()
 		})
-		g := newGateway(t, limits, s)
+		g := newGateway(t, func(s *configs.Settings) { s.Upstream.StreamTimeout = time.Second }, s)
 		a := g.dial().ask(post(chat, streamBody))
 		want(t, "error", a.err, error(nil))
 		want(t, "body", a.body, strings.Repeat(event("a"), n)+doneEvent)
