@@ -65,7 +65,7 @@ func newRoutingCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Trace, "trace", o.Trace, "conversation, synthetic, shared-prefix, agents, hot-burst, or a JSONL or CSV file")
+	f.StringVar(&o.Trace, "trace", o.Trace, "conversation, synthetic, shared-prefix, agents, one-agent, hot-burst, or a JSONL or CSV file")
 	f.IntVar(&o.BlockTokens, "block-tokens", o.BlockTokens, "tokens that one hash id of the trace stands for")
 	f.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
 	f.IntVar(&o.CacheTokens, "cache-tokens", o.CacheTokens, "KV cache of one replica")

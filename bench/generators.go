@@ -18,7 +18,8 @@ var generators = []struct {
 	fill        func(t *Trace, rnd *rand.Rand, rate float64, seed uint64) error
 }{
 	{"shared-prefix", 64, (*Trace).sharedPrefix},
-	{"agents", 64, (*Trace).agents},
+	{"agents", 64, func(t *Trace, rnd *rand.Rand, rate float64, _ uint64) error { return t.agents(rnd, rate, 16) }},
+	{"one-agent", 64, func(t *Trace, rnd *rand.Rand, rate float64, _ uint64) error { return t.agents(rnd, rate, 1) }},
 	{"hot-burst", 512, (*Trace).hotBurst},
 }
 
@@ -28,9 +29,11 @@ var generators = []struct {
 //	shared-prefix  150 groups of five prompts: a prefix of 6,000 tokens that the group
 //	               shares and a question of 1,200; answers of 1,000 tokens; Poisson
 //	               arrivals at 10 per second (the load that llm-d publishes on)
-//	agents         sessions of a tool agent: a system prompt of 4,096 tokens that all
-//	               share, and a prompt that grows with every call by what the agent
-//	               said and what its tools returned; 2.3 new sessions per second
+//	agents         sessions of 16 kinds of tool agents: a system prompt of 4,096 tokens
+//	               that a kind shares, and a prompt that grows with every call by what
+//	               the agent said and what its tools returned; 2.3 new sessions per
+//	               second, after those of a minute that start within 5 s
+//	one-agent      the same with one kind
 //	hot-burst      one copy of the conversation trace and, every 45 s, a prefix of 4,096
 //	               tokens never seen before that 48 requests ask for within 2 s
 func generate(name string, rate float64, seed uint64) (*Trace, error) {
@@ -92,15 +95,19 @@ func (t *Trace) sharedPrefix(rnd *rand.Rand, rate float64, _ uint64) error {
 	return nil
 }
 
-func (t *Trace) agents(rnd *rand.Rand, rate float64, _ uint64) error {
-	const sessions, perSecond, system = 1000, 2.3, 4096
+func (t *Trace) agents(rnd *rand.Rand, rate float64, kinds uint64) error {
+	const sessions, perSecond, open, opening, system = 1000, 2.3, 60, 5 * time.Second, 4096
 	start := time.Duration(0)
 	for s := uint64(0); s < sessions; s++ {
-		start += exponential(rnd, 1/(perSecond*rate))
+		if float64(s) < open*perSecond*rate {
+			start = time.Duration(rnd.Int64N(int64(opening)))
+		} else {
+			start += exponential(rnd, 1/(perSecond*rate))
+		}
 		at, length := start, system+64+rnd.IntN(192)
 		for range 4 + rnd.IntN(17) {
 			output := 20 + rnd.IntN(140)
-			blocks := t.runOf(nil, 7, 0, system)
+			blocks := t.runOf(nil, 1<<37+s%kinds, 0, system)
 			blocks = t.runOf(blocks, 1<<33+s, system, length-system)
 			t.Requests = append(t.Requests, TraceRequest{At: at, Input: length, Output: output, Blocks: blocks})
 			// The agent's words, then the tool's result or the user's answer.

@@ -565,7 +565,7 @@ var labProfiles = []struct{ name, plugins string }{
 	{"random", "[{type: random-picker}]"},
 	{"round-robin", "[{type: round-robin-picker}]"},
 	{"least-request", "[{type: least-request-scorer}]"},
-	{"consistent-hash", "[{type: consistent-hash-scorer}]"},
+	{"consistent-hash", "[{type: consistent-hash-scorer, parameters: {prefixBlocks: 16}}]"}, // 1,024 tokens: chats share the first 512
 	{"lmetric", "[{type: lmetric-scorer}]"},
 	{"llm-d-default", ""}, // needs the cache size: see NamedPolicy
 	{"default-inline", "default"},

@@ -312,7 +312,8 @@ func (r *LabReport) Table(w io.Writer) {
 // Gate is one claim that the lab can check.
 type Gate struct {
 	ID         string           `json:"id"`
-	Settings   []configs.Params `json:"settings"` // each over DefaultSetting; several: the geometric mean counts
+	Settings   []configs.Params `json:"settings"` // each over DefaultSetting
+	Worst      bool             `json:"worst"`    // of several settings the worst value counts; false: their geometric mean
 	Policy     string           `json:"policy"`
 	Metric     string           `json:"metric"` // a column of the JSON report, or identical: two runs agree to the byte
 	Op         string           `json:"op"`     // <= or >=
@@ -408,16 +409,21 @@ func CheckGates(gates []Gate, progress func(what string)) ([]GateResult, error) 
 	c := gateChecker{labs: map[string]*Lab{}, rows: map[string]LabRow{}, progress: progress}
 	var out []GateResult
 	for _, g := range gates {
-		logs, n := 0.0, 0
-		for _, s := range g.settings {
+		logs, worst := 0.0, math.NaN()
+		for i, s := range g.settings {
 			v, err := c.value(g, s)
 			if err != nil {
 				return nil, fmt.Errorf("gate %s: %w", g.ID, err)
 			}
 			logs += math.Log(v)
-			n++
+			if i == 0 || (v > worst) == (g.Op == "<=") {
+				worst = v
+			}
 		}
-		v := math.Exp(logs / float64(n))
+		v := math.Exp(logs / float64(len(g.settings)))
+		if g.Worst || len(g.settings) == 1 {
+			v = worst
+		}
 		out = append(out, GateResult{g, v, g.Op == "<=" && v <= g.Value || g.Op == ">=" && v >= g.Value})
 	}
 	return out, nil
@@ -538,6 +544,9 @@ func PrintGates(w io.Writer, results []GateResult, markdown bool) bool {
 		settings := fmt.Sprintf("%s N=%d x%v", first.Trace, first.Replicas, first.Rate)
 		if len(r.settings) > 1 {
 			settings += fmt.Sprintf(" and %d more", len(r.settings)-1)
+		}
+		if r.Worst {
+			settings += ", worst"
 		}
 		rows = append(rows, [columns]string{r.ID, settings, r.Policy, metric, fmt.Sprintf("%.3f", r.Measured), fmt.Sprintf("%s %v", r.Op, r.Value), verdict})
 	}

@@ -282,6 +282,32 @@ func TestCheckGates(t *testing.T) {
 	}
 }
 
+// Of several settings the geometric mean counts, or the worst.
+func TestGateOverSettings(t *testing.T) {
+	setting := fmt.Sprintf("{trace: %q, replicas: 4, copies: 1, cache_tokens: 307200, rate: ", traceFile(t, 300))
+	text := "gates:\n"
+	for _, g := range []string{"op: \"<=\", worst: false", "op: \"<=\", worst: true", "op: \">=\", worst: true"} {
+		text += "- {id: A, policy: random, metric: ttft_mean, value: 1, " + g + ", settings: [" + setting + "0.3}, " + setting + "0.9}]}\n"
+	}
+	gates, err := LoadGates("gates.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := CheckGates(gates, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mean, most, least := r[0].Measured, r[1].Measured, r[2].Measured
+	if !(least < mean && mean < most) || math.Abs(mean*mean-least*most) > 1e-9 {
+		t.Errorf("got %v, at most %v, at least %v, want the mean between", mean, most, least)
+	}
+	var b bytes.Buffer
+	PrintGates(&b, r, true)
+	if got := strings.Count(b.String(), " and 1 more, worst |"); got != 2 {
+		t.Errorf("got\n%s\nwant two gates on the worst", b.String())
+	}
+}
+
 func TestShippedGates(t *testing.T) {
 	data, err := os.ReadFile("testdata/gates.yaml")
 	if err != nil {
