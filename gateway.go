@@ -84,6 +84,7 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	}
 	g.token.Store(&token)
 	g.router.Store(router)
+	g.scraper.SetKVEvents(router.KVEventSources())
 	g.metrics = proxy.NewMetrics(g.registry, g.fleet, proxy.RouteTemplates())
 	access := zap.NewNop()
 	if s.Log.Access {
@@ -268,6 +269,7 @@ func (g *gateway) reload() (err error) {
 	g.token.Store(&token)
 	g.fleet.SetStaleness(s.Scrape.Staleness)
 	g.router.Store(router)
+	g.scraper.SetKVEvents(router.KVEventSources())
 	if s.Listen != g.settings.Listen || s.AdminListen != g.settings.AdminListen {
 		g.log.Warn("listen addresses change only at a restart", zap.String("listen", g.settings.Listen), zap.String("admin_listen", g.settings.AdminListen))
 	}
