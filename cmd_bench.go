@@ -47,6 +47,18 @@ func newFakeVLLMCommand() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
+			options := make([]fakevllm.Options, len(addrs))
+			for i, addr := range addrs {
+				options[i] = o
+				options[i].Listen = addr
+				kv := &options[i].KVEvents
+				if kv.Endpoint, err = portPlus(kv.Endpoint, i); err != nil {
+					return usageError{fmt.Errorf("--kv-events: %w", err)}
+				}
+				if kv.Replay, err = portPlus(kv.Replay, i); err != nil {
+					return usageError{fmt.Errorf("--kv-replay: %w", err)}
+				}
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			var (
@@ -54,15 +66,7 @@ func newFakeVLLMCommand() *cobra.Command {
 				mu    sync.Mutex
 				first error
 			)
-			for i, addr := range addrs {
-				opt := o
-				opt.Listen = addr
-				if opt.KVEvents.Endpoint, err = portPlus(o.KVEvents.Endpoint, i); err != nil {
-					return usageError{fmt.Errorf("--kv-events: %w", err)}
-				}
-				if opt.KVEvents.Replay, err = portPlus(o.KVEvents.Replay, i); err != nil {
-					return usageError{fmt.Errorf("--kv-replay: %w", err)}
-				}
+			for _, opt := range options {
 				group.Go(func() {
 					err := fakevllm.Run(ctx, opt, func(s *fakevllm.Server) {
 						mu.Lock()

@@ -78,7 +78,7 @@ type publisher struct {
 	closed    bool
 	subs      map[*subscriber]struct{}
 	seq       uint64
-	kept      []keptBatch
+	kept      []keptBatch    // the last ones are those of the replay server
 	held      []byte         // a message that goes out behind the next one
 	twice     map[uint64]int // copies of blocks that were announced twice
 
@@ -296,7 +296,7 @@ func (p *publisher) answer(nc net.Conn) {
 		}
 		from := binary.BigEndian.Uint64(frames[1])
 		p.mu.Lock()
-		kept := slices.DeleteFunc(slices.Clone(p.kept), func(b keptBatch) bool { return b.seq < from })
+		kept := slices.DeleteFunc(slices.Clone(p.kept[max(0, len(p.kept)-p.opt.Buffer):]), func(b keptBatch) bool { return b.seq < from })
 		p.mu.Unlock()
 		fault := p.s.faults.Load().KVReplay
 		if fault != "" {
@@ -343,7 +343,7 @@ func (p *publisher) send(payload []byte) {
 	}
 	m := appendMessage(nil, []byte(p.opt.Topic), binary.BigEndian.AppendUint64(nil, p.seq), payload)
 	p.kept = append(p.kept, keptBatch{p.seq, payload})
-	if len(p.kept) > p.opt.Buffer {
+	if len(p.kept) >= 2*p.opt.Buffer { // rarely, so that a flood does not move it all for each batch
 		p.kept = slices.Delete(p.kept, 0, len(p.kept)-p.opt.Buffer)
 	}
 	p.seq++
