@@ -492,7 +492,7 @@ func (r *preciseRun) heldBy(column int) (n int) {
 }
 
 func TestPreciseModel(t *testing.T) {
-	f := func(t *testing.T, name string, seed uint64, ours, engine int) {
+	f := func(t *testing.T, name string, seed uint64, ours, engine, steps int) {
 		t.Run(name, func(t *testing.T) {
 			clock := newTestClock()
 			fleet := readyFleet(t, clock, "a", "b", "c")
@@ -522,7 +522,7 @@ plugins:
 				}
 				r.prompts = append(r.prompts, p)
 			}
-			for r.step < 20000 {
+			for r.step < steps {
 				for _, e := range fleet.Endpoints() {
 					if r.step%64 == 0 {
 						e.Observe(observed(0, 0, 0), clock.now())
@@ -534,8 +534,7 @@ plugins:
 			}
 		})
 	}
-	f(t, "equal blocks", 1, 4, 4)
-	f(t, "equal blocks again", 2, 4, 4)
-	f(t, "large engine blocks", 3, 4, 12)
-	f(t, "small engine blocks", 4, 12, 4)
+	f(t, "equal blocks", 1, 4, 4, 20000)
+	f(t, "large engine blocks", 3, 4, 12, 8000)
+	f(t, "small engine blocks", 4, 12, 4, 8000)
 }
