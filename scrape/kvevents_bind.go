@@ -16,12 +16,8 @@ import (
 // A vLLM whose endpoint has no wildcard connects to us. Then one address may be
 // bound for many replicas, and the topic of its first message tells which one it is.
 
-const (
-	// maxInbound is how many publishers may be connected to one address.
-	maxInbound = 1024
-	// listenAgain is the time between two attempts to bind an address.
-	listenAgain = 5 * time.Second
-)
+// maxInbound is how many publishers may be connected to one address.
+const maxInbound = 1024
 
 // kvListener binds one address for the replicas of a group.
 type kvListener struct {
@@ -93,8 +89,8 @@ func (l *kvListener) run(ctx context.Context) {
 	defer open.Wait()
 	places := make(chan struct{}, maxInbound)
 	failed := false
-	for ; ctx.Err() == nil; sleep(ctx, listenAgain) {
-		if l.address.network == "unix" {
+	for ; ctx.Err() == nil; sleep(ctx, l.group.hub.times.listen) {
+		if info, err := os.Lstat(l.address.address); l.address.network == "unix" && err == nil && info.Mode().Type() == os.ModeSocket {
 			_ = os.Remove(l.address.address) // what a process that was killed has left
 		}
 		ln, err := net.Listen(l.address.network, l.address.address)

@@ -24,6 +24,7 @@ type kvTimes struct {
 	settle    time.Duration // longest wait for the sign that a subscription has arrived
 	lost      time.Duration // without a connection, after which what is known counts as lost
 	maxRetry  time.Duration // between two attempts to connect
+	listen    time.Duration // between two attempts to bind an address
 
 	idle       time.Duration // silence that ends an attempt at a replay
 	total      time.Duration // a whole replay
@@ -37,7 +38,7 @@ type kvTimes struct {
 func defaultKVTimes() kvTimes {
 	return kvTimes{
 		tick: 2 * time.Second, heartbeat: 10 * time.Second, deaf: 20 * time.Second, settle: 250 * time.Millisecond,
-		lost: 30 * time.Second, maxRetry: maxBackoff,
+		lost: 30 * time.Second, maxRetry: maxBackoff, listen: maxBackoff,
 		idle: 2 * time.Second, total: 2 * time.Minute, backoff: 100 * time.Millisecond, coolDown: 30 * time.Second,
 		quiet: 2 * time.Second, checkEvery: 10 * time.Second, checkIdle: 30 * time.Second,
 	}

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -926,5 +928,151 @@ func TestKVTopics(t *testing.T) {
 		if got := namedBy(added[0], []byte(pod)); got != want {
 			t.Errorf("%q names prod/a: got %v, want %v", pod, got, want)
 		}
+	}
+}
+
+// publisherAt connects to an address that kvgate binds, as a publisher, and waits for its subscription.
+func publisherAt(t testing.TB, address string) *zmtpConn {
+	t.Helper()
+	a, err := parseZMQ(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c *zmtpConn
+	eventually(t, "connected to "+address, func() bool {
+		c, err = dialZMTP(context.Background(), (&net.Dialer{}).DialContext, a, "PUB", "SUB")
+		return err == nil
+	})
+	t.Cleanup(c.close)
+	var m zmtpMessage
+	if err := c.read(&m); err != nil || string(m.buf) != "\x01kv@" {
+		t.Fatalf("got %q, error %v, want a subscription to kv@", m.buf, err)
+	}
+	return c
+}
+
+// TestKVInbound: ranks, strangers and a bound address in detail.
+func TestKVInbound(t *testing.T) {
+	dir, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	old, err := net.Listen("unix", path) // of a process that is gone
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.(*net.UnixListener).SetUnlinkOnClose(false)
+	_ = old.Close()
+	c := kvConfig()
+	c.ZMQEndpoint, c.DiscoverPods = "ipc://"+path, false
+	r := newKVRig(t, c, nil, "a=http://127.0.0.1:1", "b=http://127.0.0.1:2")
+	batch := func(seq, block uint64, rank any) []byte {
+		return pack(nil, list(float64(seq), list(list("BlockStored", list(block), nil, list(), 16)), rank))
+	}
+	send := func(p *zmtpConn, topic string, seq, block uint64, rank any) {
+		t.Helper()
+		if err := p.send([]byte(topic), seqFrame(seq), batch(seq, block, rank)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := func(name string, blocks ...uint64) {
+		t.Helper()
+		want := map[uint64]int{}
+		for _, b := range blocks {
+			want[b] = 1
+		}
+		eventually(t, fmt.Sprintf("%s holds %d", name, blocks), func() bool {
+			ghosts, missing := r.sink.differs(name, want)
+			return ghosts+missing == 0 && len(blocks) > 0 == strings.Contains(r.sink.ranks(), name)
+		})
+	}
+	closed := func(what string, p *zmtpConn) {
+		t.Helper()
+		_ = p.nc.SetReadDeadline(time.Now().Add(20 * time.Second))
+		var m zmtpMessage
+		for err := error(nil); ; err = p.read(&m) {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%s: got silence, want an end", what)
+			}
+			if err != nil {
+				return
+			}
+		}
+	}
+	zero, two := publisherAt(t, c.ZMQEndpoint), publisherAt(t, c.ZMQEndpoint)
+	_ = zero.send([]byte("kv@a@m"), []byte("no number"), nil) // left out
+	send(zero, "kv@a@m", 0, 10, 0)
+	send(two, "kv@default/a@m", 0, 20, 2)
+	held("a/0", 10)
+	held("a/2", 20)
+	send(two, "kv@a@m", 1, 21, 2)
+	held("a/2", 20, 21)
+
+	// The same rank from another connection: the newer one counts.
+	again := publisherAt(t, c.ZMQEndpoint)
+	send(again, "kv@a@m", 0, 30, 2)
+	held("a/2", 30)
+	closed("the older connection", two)
+
+	other := publisherAt(t, c.ZMQEndpoint)
+	send(other, "kv@127.0.0.1:2@m", 0, 40, nil) // the rank is 0 where none is told
+	held("b/0", 40)
+
+	far := publisherAt(t, c.ZMQEndpoint)
+	send(far, "kv@a@m", 0, 50, maxKVRanks)
+	closed("a rank that cannot be", far)
+	nobody := publisherAt(t, c.ZMQEndpoint)
+	send(nobody, "kv@c@m", 0, 60, 0)
+	closed("nobody's publisher", nobody)
+	if n := r.logs.FilterMessageSnippet("belongs to no replica").Len(); n != 1 {
+		t.Errorf("got %d warnings, want 1", n)
+	}
+	wrong, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shakeZMTP(context.Background(), wrong, "SUB", "SUB"); err == nil { // two subscribers have nothing to say to each other
+		_ = wrong.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := wrong.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error("a subscriber that connects: got silence, want an end")
+		}
+	}
+	_ = wrong.Close()
+
+	r.SetKVEvents(nil)
+	closed("after the last source is gone", zero)
+	eventually(t, "the address is free", func() bool { _, err := os.Lstat(path); return err != nil })
+}
+
+// TestKVBindAgain: an address that is taken is bound when it is free, and a file in its place stays.
+func TestKVBindAgain(t *testing.T) {
+	ln, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(ln.Addr().String())
+	c := kvConfig()
+	c.ZMQEndpoint, c.DiscoverPods = "tcp://*:"+port, false
+	r := newKVRig(t, c, func(x *kvTimes) { x.listen = 5 * time.Millisecond }, "a=http://127.0.0.1:1")
+	failed := func(n int) func() bool {
+		return func() bool { return r.logs.FilterMessageSnippet("cannot listen").Len() == n }
+	}
+	eventually(t, "a message", failed(1))
+	_ = ln.Close()
+	p := publisherAt(t, "tcp://127.0.0.1:"+port)
+	if err := p.send([]byte("kv@whoever@m"), seqFrame(0), batchOf(0)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "held", func() bool { return r.sink.ranks() == "[a/0]" })
+
+	file := filepath.Join(t.TempDir(), "f")
+	write(t, file, "precious")
+	c.ZMQEndpoint = "ipc://" + file
+	r.subscribe(c, r.sink)
+	eventually(t, "a message", failed(2))
+	if got, err := os.ReadFile(file); err != nil || string(got) != "precious" {
+		t.Errorf("the file: got %q, %v", got, err)
 	}
 }
