@@ -68,7 +68,7 @@ func scrapedSeries(t *testing.T) map[string]docSeries {
 
 // observationSeries says whether a name belongs to the package scrape, whose series no scrape here has.
 func observationSeries(name string) bool {
-	return strings.HasPrefix(name, "kvgate_scrape") || strings.HasPrefix(name, "kvgate_discovery_")
+	return strings.HasPrefix(name, "kvgate_scrape") || strings.HasPrefix(name, "kvgate_discovery_") || strings.HasPrefix(name, "kvgate_kv_events_")
 }
 
 func TestDocsMetricsTable(t *testing.T) {
