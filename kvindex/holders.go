@@ -33,6 +33,7 @@ type Holders struct {
 	mix    mixer
 	shards []shard
 
+	fetched  uint64 // the sum of what AddAll has read ahead, so that the reads are not optimised away
 	distinct int
 	counted  atomic.Int64 // distinct, as of the last change that has ended
 	bytes    atomic.Int64
@@ -129,6 +130,27 @@ func (h *Holders) Reset() {
 func (h *Holders) Add(hash uint64, slot int) bool {
 	defer h.publish()
 	return h.add(h.mix.key(hash), slot)
+}
+
+// AddAll records that slot now holds hashes and appends those that are new to fresh.
+// It is faster than Add one by one, as it does not wait for memory so often.
+func (h *Holders) AddAll(hashes []uint64, slot int, fresh []uint64) []uint64 {
+	defer h.publish()
+	var keys [32]uint64
+	for len(hashes) > 0 {
+		n := min(len(hashes), len(keys))
+		for i, hash := range hashes[:n] {
+			keys[i] = h.mix.key(hash)
+		}
+		h.fetched += h.fetch(keys[:n])
+		for i, key := range keys[:n] {
+			if h.add(key, slot) {
+				fresh = append(fresh, hashes[i])
+			}
+		}
+		hashes = hashes[n:]
+	}
+	return fresh
 }
 
 // Remove records that slot no longer holds hash and reports whether it did.

@@ -3,6 +3,7 @@ package kvindex
 import (
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -140,6 +141,25 @@ func TestModelHolders(t *testing.T) {
 			}
 			for range hashes * slots / 2 {
 				add(universe[r.IntN(hashes)], 37*r.IntN(slots))
+			}
+			checkHolders(t, h, want)
+			for range 50 { // many at once, some of them twice
+				slot := 37 * r.IntN(slots)
+				prompt := make([]uint64, r.IntN(100))
+				var fresh []uint64
+				for i := range prompt {
+					prompt[i] = universe[r.IntN(hashes)]
+					if !want[prompt[i]][slot] {
+						fresh = append(fresh, prompt[i])
+						if want[prompt[i]] == nil {
+							want[prompt[i]] = map[int]bool{}
+						}
+						want[prompt[i]][slot] = true
+					}
+				}
+				if got := h.AddAll(prompt, slot, []uint64{7}); !slices.Equal(got, append([]uint64{7}, fresh...)) {
+					t.Fatalf("AddAll(%d, %d): got %d, want 7 and %d", prompt, slot, got, fresh)
+				}
 			}
 			checkHolders(t, h, want)
 			for range hashes * slots / 2 {

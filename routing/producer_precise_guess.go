@@ -15,6 +15,7 @@ type guesses struct {
 	bits  *kvindex.Holders // key -> column*8 + generation%8
 	lists [guessGenerations]guessList
 	total int
+	added []uint64 // scratch
 }
 
 // guessList is what was guessed in one generation.
@@ -82,15 +83,32 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 	for i := n - 1; i >= 0 && g.any() && g.of(keys[i], column) != 0; i-- {
 		x.renew(list, keys[i], column)
 	}
-	for _, key := range keys[n:] {
-		if x.held.Add(key, column) {
-			fresh = append(fresh, key)
-			x.renew(list, key, column)
-		} else if g.any() && g.of(key, column) != 0 {
+	first := len(fresh)
+	fresh = x.held.AddAll(keys[n:], column, fresh)
+	added := fresh[first:]
+	if len(added) < len(keys)-n {
+		x.renewBehind(list, keys[n:], added, column)
+	}
+	slot := guessSlot(column, generation)
+	g.added = g.bits.AddAll(added, slot, g.added[:0])
+	for _, key := range g.added {
+		list.items = append(list.items, guess{key, int32(column)})
+	}
+	x.columns[column].guesses += len(g.added)
+	g.total += len(g.added)
+	return fresh
+}
+
+// renewBehind makes those keys that are guesses already, and so are not among added, ones of the list's generation.
+func (x *preciseIndex) renewBehind(list *guessList, keys, added []uint64, column int) {
+	for _, key := range keys {
+		switch {
+		case len(added) > 0 && added[0] == key:
+			added = added[1:]
+		case x.guesses.any() && x.guesses.of(key, column) != 0:
 			x.renew(list, key, column)
 		}
 	}
-	return fresh
 }
 
 // renew makes a guess one of the list's generation.
