@@ -234,7 +234,7 @@ func (a *approxProducer) Told(ch *chain, e *Endpoint, matched int, cached float6
 	expected, held := float64(matched), min(max(cached, 0), 1)*blocks
 	most := learnMost
 	wrong := held - expected
-	if math.Abs(wrong) <= learnSlack {
+	if math.Abs(wrong) <= learnSlack || wrong > 0 && !a.full(e) {
 		wrong = 0
 		most = max(l.factor, 1)
 	}
@@ -242,6 +242,13 @@ func (a *approxProducer) Told(ch *chain, e *Endpoint, matched int, cached float6
 		wrong += learnKept * min(expected, held)
 	}
 	l.factor = min(max(l.factor*(1+learnGain*wrong/blocks), learnLeast), most)
+}
+
+// full reports whether the endpoint's LRU evicts, about. While it does not, what
+// the engine holds and the index lacks was not evicted here: others sent it, or
+// the index has forgotten it for other reasons.
+func (a *approxProducer) full(e *Endpoint) bool {
+	return 16*a.store.index.Len(e.slot) >= 15*a.store.index.Capacity(e.slot)
 }
 
 // learnedCapacity is the correction of one endpoint's capacity.
