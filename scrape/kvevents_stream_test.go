@@ -144,6 +144,16 @@ func obeys(c *zmtpConn) {
 	}
 }
 
+// obeying lets a connection obey beside a script, and is closed at its end.
+func obeying(c *zmtpConn) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		obeys(c)
+	}()
+	return ended
+}
+
 // follow runs one stream, with a replay server if the actor plays one or with asks, for d.
 func (a *actor) follow(t *testing.T, sink *kvSink, rank int, replay bool) (*kvStream, func()) {
 	t.Helper()
@@ -555,4 +565,111 @@ func TestKVNumbers(t *testing.T) {
 	f("anew", []uint64{3, 4, 0, 1}, []uint64{0, 1}, 0, 1, "")
 	f("anew in the middle", []uint64{3, 4, 1, 2}, []uint64{1, 2}, 0, 1, "KV events are known from batch 3 on only")
 	f("swapped", []uint64{0, 2, 1, 3}, []uint64{3}, 2, 1, "the batches 2 to 2 are lost")
+}
+
+// otherBatch is what another process publishes under the same number: block seq+101.
+func otherBatch(seq uint64) []byte {
+	return pack(nil, list(float64(seq), list(list("BlockStored", list(seq+101), nil, list(), 16))))
+}
+
+// TestKVNumbersAnew: a publisher that begins anew on a standing connection, with replay servers of every kind.
+func TestKVNumbersAnew(t *testing.T) {
+	f := func(name string, second func(c *zmtpConn, from uint64), held []uint64, why string) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := &actor{}
+				turn := make(chan struct{})
+				a.publish = func(c *zmtpConn) {
+					ended := obeying(c)
+					for seq := range uint64(3) {
+						_ = sendLive(c, seq)
+					}
+					<-turn
+					for seq := range uint64(2) {
+						_ = c.send([]byte("kv@p@m"), seqFrame(seq), otherBatch(seq))
+					}
+					<-ended
+				}
+				a.replay = func(c *zmtpConn, _ uint64) { _ = sendEnd(c); obeys(c) }
+				sink := newKVSink()
+				s, stop := a.follow(t, sink, 0, true)
+				time.Sleep(time.Second)
+				a.plays(a.publish, second)
+				close(turn)
+				time.Sleep(time.Second)
+				want := map[uint64]int{}
+				for _, b := range held {
+					want[b] = 1
+				}
+				if ghosts, missing := sink.differs("a/0", want); ghosts+missing > 0 {
+					t.Errorf("got %d more and %d fewer blocks than %d", ghosts, missing, held)
+				}
+				if got := sink.reason("a/0"); !strings.Contains(got, why) || (got == "") != (why == "") {
+					t.Errorf("reason: got %q, want %q", got, why)
+				}
+				if s.counts.restarts.Load() == 0 {
+					t.Error("got no restart")
+				}
+				stop()
+			})
+		})
+	}
+	serve := func(batch func(uint64) []byte, n uint64) func(c *zmtpConn, from uint64) {
+		return func(c *zmtpConn, _ uint64) { // from the start, whatever is asked for
+			for seq := range n {
+				_ = c.send(nil, []byte("kv@p@m"), seqFrame(seq), batch(seq))
+			}
+			_ = sendEnd(c)
+			obeys(c)
+		}
+	}
+	f("it knows", serve(otherBatch, 2), []uint64{101, 102}, "")
+	f("it is silent", func(c *zmtpConn, _ uint64) { _ = c.nc.Close() }, []uint64{101, 102}, "")
+	f("it is the old one's", serve(batchOf, 3), []uint64{}, "other things than the publisher")
+}
+
+// TestKVRetryBreaks: a replay of everything that has begun and breaks off leaves nothing half known.
+func TestKVRetryBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &actor{publish: func(c *zmtpConn) {
+			ended := obeying(c)
+			time.Sleep(time.Second)
+			_ = sendLive(c, 7)
+			<-ended
+		}}
+		sink := newKVSink()
+		s, stop := a.follow(t, sink, 0, true)
+		time.Sleep(10 * time.Second)
+		if ghosts, missing := sink.differs("a/0", map[uint64]int{8: 1}); ghosts+missing > 0 {
+			t.Errorf("without a replay server: got %d more and %d fewer blocks than block 8", ghosts, missing)
+		}
+		a.plays(a.publish, func(c *zmtpConn, _ uint64) {
+			_ = sendReplay(c, 0)
+			_ = sendReplay(c, 2)
+			time.Sleep(time.Millisecond)
+		})
+		time.Sleep(40 * time.Second)
+		if got, why := sink.ranks(), sink.reason("a/0"); got != "[]" || !strings.Contains(why, "holes") {
+			t.Errorf("after half a replay: got %s, %q, want nothing held", got, why)
+		}
+		a.plays(a.publish, func(c *zmtpConn, _ uint64) { // with everything before what was asked for
+			for seq := range uint64(8) {
+				_ = sendReplay(c, seq)
+			}
+			_ = sendEnd(c)
+			obeys(c)
+		})
+		time.Sleep(40 * time.Second)
+		if got, why := sink.reason("a/0"), s.counts.replays[kvReplayOK].Load(); got != "" || why == 0 {
+			t.Errorf("after a whole one: got %q and %d replays, want complete", got, why)
+		}
+		all := map[uint64]int{}
+		for n := range uint64(8) {
+			all[n+1] = 1
+		}
+		if ghosts, missing := sink.differs("a/0", all); ghosts+missing > 0 {
+			t.Errorf("after a whole one: got %d more and %d fewer blocks than 1 to 8", ghosts, missing)
+		}
+		stop()
+	})
 }

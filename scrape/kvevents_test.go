@@ -1076,3 +1076,51 @@ func TestKVBindAgain(t *testing.T) {
 		t.Errorf("the file: got %q, %v", got, err)
 	}
 }
+
+// TestKVReports: what a replica answers to GET /kv_event_sources, and what comes of it.
+func TestKVReports(t *testing.T) {
+	s := replayed(t)
+	prompts(t, s, 0, 3)
+	events, replay := s.KVEndpoints()
+	c := kvConfig()
+	for endpoint, port := range map[string]*int{events: &c.SocketPort, replay: &c.ReplayPort} {
+		*port, _ = strconv.Atoi(endpoint[strings.LastIndexByte(endpoint, ':')+1:])
+	}
+	for name, answer := range map[string]answer{"404": status(404), "401": status(401), "500": status(500), "no JSON": body("<html>"), "a list": body("[]")} {
+		stub := newStub(t)
+		stub.on("/kv_event_sources", answer)
+		r := newKVRig(t, c, nil, "a="+stub.url())
+		r.same(t, "a", s)
+		r.complete(t, "a")
+		if got := stub.count("/kv_event_sources"); got != 1 {
+			t.Errorf("%s: asked %d times, want once in 30 s", name, got)
+		}
+	}
+	// One that cannot be asked yet is asked again.
+	stub := newStub(t)
+	stub.on("/kv_event_sources", func(net.Conn) bool { return false })
+	r := newKVRig(t, kvConfig(), nil, "a="+stub.url())
+	if got := r.counts(t, "a").streams.Load(); got != 0 {
+		t.Errorf("not asked: got %d streams, want 0", got)
+	}
+	stub.on("/kv_event_sources", body(fmt.Sprintf(`{"0":{"endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d","topic":"kv@x@y"}}`, c.SocketPort, c.ReplayPort)))
+	r.same(t, "a", s)
+}
+
+// TestKVInboundLost: a publisher that has connected once, and does not again.
+func TestKVInboundLost(t *testing.T) {
+	port := freePort(t)
+	c := kvConfig()
+	c.ZMQEndpoint, c.DiscoverPods = "tcp://*:"+port, false
+	r := newKVRig(t, c, func(x *kvTimes) { x.lost = 50 * time.Millisecond }, "a=http://127.0.0.1:1")
+	p := publisherAt(t, "tcp://127.0.0.1:"+port)
+	if err := p.send([]byte("kv@a@m"), seqFrame(0), batchOf(0)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "held", func() bool { return r.sink.ranks() == "[a/0]" })
+	p.close()
+	eventually(t, "lost", func() bool { return strings.Contains(r.sink.reason("a/0"), errNoPublisher.Error()) })
+	if got := r.sink.ranks(); got != "[]" {
+		t.Errorf("got %s, want nothing held", got)
+	}
+}
