@@ -40,7 +40,8 @@ func TestLoad(t *testing.T) {
 		if err != nil {
 			t.Fatalf("got %v, want no error", err)
 		}
-		if marks != "()" {
+		// A load that fails fast enough is given up before its window ends.
+		if marks != "()" && !(wantFailures && marks == "(") {
 			t.Errorf("marks: got %q, want ()", marks)
 		}
 		if got := r.failures > 0; got != wantFailures || !strings.Contains(r.failure, wantFailure) {
