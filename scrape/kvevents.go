@@ -37,6 +37,7 @@ const (
 
 // kvHub holds what all subscriptions share.
 type kvHub struct {
+	fleet    *routing.Fleet
 	times    kvTimes
 	dial     dialFunc
 	log      *zap.Logger
@@ -45,8 +46,8 @@ type kvHub struct {
 	groups   atomic.Pointer[[]*kvGroup]
 }
 
-func newKVHub(dial dialFunc, log *zap.Logger) *kvHub {
-	h := &kvHub{times: defaultKVTimes(), dial: dial, log: log, replays: make(chan struct{}, maxKVReplays)}
+func newKVHub(fleet *routing.Fleet, dial dialFunc, log *zap.Logger) *kvHub {
+	h := &kvHub{fleet: fleet, times: defaultKVTimes(), dial: dial, log: log, replays: make(chan struct{}, maxKVReplays)}
 	h.groups.Store(new([]*kvGroup))
 	return h
 }

@@ -7,10 +7,13 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+
+	"kvgate/routing"
 )
 
 // A vLLM whose endpoint has no wildcard connects to us. Then one address may be
@@ -164,39 +167,49 @@ func (l *kvListener) serve(ctx context.Context, nc net.Conn) {
 
 // offer gives a connection to the replica it belongs to, and reports whether there is one.
 func (l *kvListener) offer(o kvOffer) bool {
+	e := l.whose(o)
+	if e == nil {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	in := l.whose(o)
-	if in == nil {
-		return false
+	for _, in := range l.inbound {
+		if in.k.w.endpoint != e {
+			continue
+		}
+		select {
+		case in.offers <- o:
+			return true
+		default: // it is flooded with connections
+		}
 	}
-	select {
-	case in.offers <- o:
-		return true
-	default: // it is flooded with connections
-		return false
-	}
+	o.conn.close() // its replica is not ready for it: it will connect again
+	return true
 }
 
 // whose finds the replica that a publisher belongs to: the one that its topic
-// names, the only one on its host, the only one there is. The caller holds mu.
-func (l *kvListener) whose(o kvOffer) *kvInbound {
+// names, the only one on its host, the only one there is. It asks the fleet, not those
+// that have joined: while they join, one of many would be the only one.
+func (l *kvListener) whose(o kvOffer) *routing.Endpoint {
 	pod, _ := splitTopic(o.first.topic())
 	remote := ""
 	if a, ok := o.conn.nc.RemoteAddr().(*net.TCPAddr); ok {
 		remote = a.IP.String()
 	}
-	for _, fits := range []func(in *kvInbound) bool{
-		func(in *kvInbound) bool { return namedBy(in.k.w.endpoint, pod) },
-		func(in *kvInbound) bool { return len(pod) > 0 && in.host() == string(pod) },
-		func(in *kvInbound) bool { return remote != "" && in.host() == remote },
-		func(*kvInbound) bool { return true },
+	all := l.group.hub.fleet.Endpoints()
+	candidates := slices.DeleteFunc(slices.Clone(all), func(e *routing.Endpoint) bool { return !l.serves(e) })
+	named := slices.ContainsFunc(all, func(e *routing.Endpoint) bool { return namedBy(e, pod) })
+	for _, fits := range []func(e *routing.Endpoint) bool{
+		func(e *routing.Endpoint) bool { return namedBy(e, pod) },
+		func(e *routing.Endpoint) bool { return !named && len(pod) > 0 && hostOf(e) == string(pod) },
+		func(e *routing.Endpoint) bool { return !named && remote != "" && hostOf(e) == remote },
+		func(*routing.Endpoint) bool { return !named },
 	} {
-		var found *kvInbound
+		var found *routing.Endpoint
 		n := 0
-		for _, in := range l.inbound {
-			if fits(in) {
-				found = in
+		for _, e := range candidates {
+			if fits(e) {
+				found = e
 				n++
 			}
 		}
@@ -207,8 +220,22 @@ func (l *kvListener) whose(o kvOffer) *kvInbound {
 	return nil
 }
 
-func (in *kvInbound) host() string {
-	u, _ := url.Parse(in.k.w.endpoint.URL()) // a fleet's URLs are normalized
+// serves tells whether a replica connects to this address, by its label or, without one, by the configuration.
+func (l *kvListener) serves(e *routing.Endpoint) bool {
+	addresses, labelled := e.Label(kvEventsLabel)
+	if !labelled || addresses == "" {
+		addresses = l.group.source.Config.ZMQEndpoint
+	}
+	for s := range strings.SplitSeq(addresses, ",") {
+		if a, err := parseZMQ(strings.TrimSpace(s)); err == nil && a == l.address {
+			return true
+		}
+	}
+	return false
+}
+
+func hostOf(e *routing.Endpoint) string {
+	u, _ := url.Parse(e.URL()) // a fleet's URLs are normalized
 	return u.Hostname()
 }
 

@@ -157,7 +157,7 @@ func obeying(c *zmtpConn) <-chan struct{} {
 // follow runs one stream, with a replay server if the actor plays one or with asks, for d.
 func (a *actor) follow(t *testing.T, sink *kvSink, rank int, replay bool) (*kvStream, func()) {
 	t.Helper()
-	hub := newKVHub(a.dial, zap.NewNop())
+	hub := newKVHub(nil, a.dial, zap.NewNop())
 	return a.followOn(t, newKVGroup(hub, routing.KVEventSource{Config: kvConfig(), Sink: sink}), rank, replay)
 }
 
@@ -354,7 +354,7 @@ func TestKVReplaysAtOnce(t *testing.T) {
 			_ = c.read(&m)
 		}
 		sink := newKVSink()
-		hub := newKVHub(a.dial, zap.NewNop())
+		hub := newKVHub(nil, a.dial, zap.NewNop())
 		g := newKVGroup(hub, routing.KVEventSource{Config: kvConfig(), Sink: sink})
 		var stops []func()
 		for rank := range 20 {
@@ -505,7 +505,7 @@ func TestKVQueueIsBounded(t *testing.T) {
 					obeys(c)
 				}}
 				sink := &slowSink{kvSink: newKVSink(), hold: make(chan struct{})}
-				hub := newKVHub(a.dial, zap.NewNop())
+				hub := newKVHub(nil, a.dial, zap.NewNop())
 				s, stop := a.followOn(t, newKVGroup(hub, routing.KVEventSource{Config: kvConfig(), Sink: sink}), 0, false)
 				time.Sleep(time.Minute)
 				dropped := int(s.counts.dropped[kvDropQueue].Load())

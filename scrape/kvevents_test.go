@@ -846,7 +846,7 @@ func TestKVWants(t *testing.T) {
 		}
 		fleet := routing.NewFleet(time.Now, time.Second, nil)
 		added, _ := fleet.Update([]routing.EndpointSpec{{Name: "a", URL: "http://10.0.0.1:8000"}})
-		g := newKVGroup(newKVHub(nil, nil), routing.KVEventSource{Config: c})
+		g := newKVGroup(newKVHub(fleet, nil, nil), routing.KVEventSource{Config: c})
 		wants, err := g.wants(added[0], events, replay, report)
 		got := ""
 		for _, w := range wants {
@@ -1123,4 +1123,61 @@ func TestKVInboundLost(t *testing.T) {
 	if got := r.sink.ranks(); got != "[]" {
 		t.Errorf("got %s, want nothing held", got)
 	}
+}
+
+// from is a connection from an address.
+type from struct {
+	net.Conn
+	ip string
+}
+
+func (f from) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(f.ip), Port: 1} }
+
+// TestKVWhose: whose publisher it is that has connected.
+func TestKVWhose(t *testing.T) {
+	f := func(t *testing.T, topic, remote, want string, specs ...routing.EndpointSpec) {
+		t.Helper()
+		fleet := routing.NewFleet(time.Now, time.Second, nil)
+		fleet.Update(specs)
+		c := kvConfig()
+		c.ZMQEndpoint = "tcp://*:5557"
+		a, err := parseZMQ(c.ZMQEndpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := &kvListener{group: newKVGroup(newKVHub(fleet, nil, nil), routing.KVEventSource{Config: c}), address: a}
+		m := &kvMessage{}
+		m.buf, m.ends = []byte(topic), []int{len(topic)}
+		got := "nobody"
+		if e := l.whose(kvOffer{conn: &zmtpConn{nc: from{ip: remote}}, first: m}); e != nil {
+			got = e.Name()
+		}
+		if got != want {
+			t.Errorf("topic %q from %s: got %s, want %s", topic, remote, got, want)
+		}
+	}
+	spec := func(name, url string, labels ...string) routing.EndpointSpec {
+		s := routing.EndpointSpec{Name: name, URL: url}
+		if len(labels) > 0 {
+			s.Labels = map[string]string{kvEventsLabel: labels[0]}
+		}
+		return s
+	}
+	a, b, c := spec("a", "http://10.0.0.1:8000"), spec("b", "http://10.0.0.1:8001"), spec("c", "http://10.0.0.2:8000")
+	f(t, "kv@a@m", "10.0.0.9", "a", a, b, c)
+	f(t, "kv@10.0.0.1:8001@m", "10.0.0.9", "b", a, b, c)
+	f(t, "kv@10.0.0.2@m", "10.0.0.9", "c", a, b, c)
+	f(t, "kv@10.0.0.1@m", "10.0.0.9", "nobody", a, b, c) // two of them
+	f(t, "kv@pod@m", "10.0.0.2", "c", a, b, c)
+	f(t, "", "10.0.0.2", "c", a, b, c)
+	f(t, "kv@pod@m", "10.0.0.1", "nobody", a, b, c)
+	f(t, "kv@pod@m", "10.0.0.9", "nobody", a, b, c)
+	f(t, "kv@pod@m", "10.0.0.9", "a", a)
+	f(t, "", "10.0.0.9", "a", a)
+	f(t, "kv@a@m", "10.0.0.9", "c", c) // whatever it calls itself
+	// Labels name the address for some of them.
+	bound, elsewhere, dialled := spec("bound", "http://10.0.0.3:1", "tcp://*:5557"), spec("elsewhere", "http://10.0.0.4:1", "tcp://*:5558"), spec("dialled", "http://10.0.0.5:1", "tcp://10.0.0.5:5557")
+	f(t, "kv@pod@m", "10.0.0.9", "bound", bound, elsewhere, dialled)
+	f(t, "kv@dialled@m", "10.0.0.9", "nobody", bound, elsewhere, dialled)
+	f(t, "kv@elsewhere@m", "10.0.0.3", "nobody", bound, elsewhere, dialled)
 }

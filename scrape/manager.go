@@ -81,7 +81,7 @@ func NewManager(o Options) (*Manager, error) {
 	if m.version == "" {
 		m.version = "dev"
 	}
-	m.kv = newKVHub(m.dial, m.log)
+	m.kv = newKVHub(m.fleet, m.dial, m.log)
 	m.collector = newCollector(m)
 	if err := m.load(o.Settings, o.Plan, true); err != nil {
 		return nil, err
