@@ -28,6 +28,7 @@ type LabOptions struct {
 	Seed        uint64
 	HashContent bool                 // hash real bytes for every block instead of taking derived hashes
 	Regret      int                  // compare every n-th choice with the best; 0: never
+	Late        int                  // stop when more requests than this have missed the SLO; 0: never
 	Load        bool                 // sample the requests in flight
 	Stopwatch   func() time.Duration // wall clock, to time the choices; nil: not timed
 	Progress    func(done, all int)
@@ -149,7 +150,8 @@ type lab struct {
 	free     []*flight
 	out      *LabResult
 	from     int // first measured request
-	all      int // measured requests that have ended
+	all      int // choices that were compared with the best
+	late     int // measured requests that have missed the SLO
 	ended    int
 }
 
@@ -283,6 +285,9 @@ func (l *lab) run() error {
 		}
 		if len(l.events) == 0 {
 			return fmt.Errorf("lab: %d requests never ended", total-l.ended)
+		}
+		if l.o.Late > 0 && l.late > l.o.Late {
+			break
 		}
 		e := l.events.pop()
 		l.clock.t = e.at
@@ -480,6 +485,8 @@ func (l *lab) firstToken(f *flight, cached int) {
 	l.out.TTFT[k], l.out.Arrivals[k] = ttft, t.At
 	if ttft <= l.slo(t.Input) {
 		l.out.InSLO++
+	} else {
+		l.late++
 	}
 	l.out.Prompt += int64(t.Input)
 	l.out.Cached += int64(cached)

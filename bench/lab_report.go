@@ -76,7 +76,8 @@ func (s Setting) Validate() error {
 type Lab struct {
 	Setting
 	Engine    fakevllm.Model
-	Regret    int
+	Regret    int // see LabOptions
+	Late      int
 	Load      bool
 	Hash      bool
 	Stopwatch func() time.Duration
@@ -118,7 +119,7 @@ func (l *Lab) options(policy string) LabOptions {
 	o := LabOptions{
 		Replicas: l.Replicas, CacheTokens: l.CacheTokens, Engine: l.Engine, Speeds: l.Speeds, Scrape: l.Scrape, InstantLoad: l.InstantLoad,
 		Gateways: l.Gateways, IndexTokens: l.IndexTokens, Warmup: l.Warmup, Seed: l.Seed, HashContent: l.Hash,
-		Regret: l.Regret, Load: l.Load, Stopwatch: l.Stopwatch,
+		Regret: l.Regret, Late: l.Late, Load: l.Load, Stopwatch: l.Stopwatch,
 	}
 	if l.Progress != nil {
 		o.Progress = func(done, all int) { l.Progress(policy, done, all) }
@@ -146,6 +147,9 @@ func (l *Lab) Goodput(policy string, inside float64) (float64, error) {
 		if err := at.shape(); err != nil {
 			return false, err
 		}
+		// A rate that is too high is told by its first misses: an overloaded fleet takes long to simulate.
+		measured := len(at.trace.Requests) - at.warmup()
+		at.Late = max(1, measured-int(math.Ceil(inside*float64(measured)-1e-9)))
 		r, err := at.Run(policy)
 		if err != nil {
 			return false, err
@@ -208,7 +212,7 @@ type Replica struct {
 
 // Report starts a report with the bounds of the setting.
 func (l *Lab) Report() *LabReport {
-	from := int(l.Warmup * float64(len(l.trace.Requests)))
+	from := l.warmup()
 	r := &LabReport{
 		Trace: l.trace.Name, TraceDigest: l.trace.Digest, EngineDigest: modelDigest(l.Engine), Requests: len(l.trace.Requests),
 		Replicas: l.Replicas, CacheTokens: l.CacheTokens, Rate: l.Rate, Seed: l.Seed, Policies: []LabRow{},
@@ -245,8 +249,11 @@ func (l *Lab) pooled(cached func(i, tokens int)) float64 {
 		}
 		memory += speed * float64(l.CacheTokens)
 	}
-	return l.trace.CacheBound(max(1, int(memory/float64(l.trace.BlockTokens))), int(l.Warmup*float64(len(l.trace.Requests))), cached)
+	return l.trace.CacheBound(max(1, int(memory/float64(l.trace.BlockTokens))), l.warmup(), cached)
 }
+
+// warmup returns the number of requests that are not measured.
+func (l *Lab) warmup() int { return int(l.Warmup * float64(len(l.trace.Requests))) }
 
 // Add takes a result into the report.
 func (r *LabReport) Add(res *LabResult, goodput float64) {

@@ -209,6 +209,21 @@ func TestLabCounts(t *testing.T) {
 	}
 }
 
+// An overloaded fleet is given up when enough requests are late.
+func TestLabGivesUp(t *testing.T) {
+	l := smallLab(t, 600, 4, 6)
+	whole := run(t, l, "least-request")
+	l.Late = 20
+	part := run(t, l, "least-request")
+	if part.Duration >= whole.Duration/2 || part.Row().SLO > whole.Row().SLO {
+		t.Errorf("got %v with %.3f in time, want less than half of %v and at most %.3f", part.Duration, part.Row().SLO, whole.Duration, whole.Row().SLO)
+	}
+	l.Late = 600
+	if got := run(t, l, "least-request"); got.Duration != whole.Duration {
+		t.Errorf("with a limit that is not reached: got %v, want %v", got.Duration, whole.Duration)
+	}
+}
+
 // A replica that publishes at once is herded onto less.
 func TestLabInstantLoad(t *testing.T) {
 	l := smallLab(t, 1500, 8, 1.2)
