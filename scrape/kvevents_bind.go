@@ -53,11 +53,12 @@ func (g *kvGroup) join(in *kvInbound, a zmqAddress) {
 	defer g.mu.Unlock()
 	i := slices.IndexFunc(g.listeners, func(l *kvListener) bool { return l.address == a })
 	if i < 0 {
-		l := &kvListener{group: g, address: a, done: make(chan struct{})}
+		l := &kvListener{group: g, address: a, done: make(chan struct{}), inbound: []*kvInbound{in}}
 		var ctx context.Context
 		ctx, l.cancel = context.WithCancel(context.Background()) // ended by the last leave
-		i, g.listeners = len(g.listeners), append(g.listeners, l)
+		g.listeners = append(g.listeners, l)
 		go l.run(ctx)
+		return
 	}
 	l := g.listeners[i]
 	l.mu.Lock()

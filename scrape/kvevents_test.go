@@ -1003,6 +1003,18 @@ func TestKVInbound(t *testing.T) {
 			}
 		}
 	}
+	group := (*r.kv.groups.Load())[0]
+	eventually(t, "both replicas joined", func() bool {
+		group.mu.Lock()
+		defer group.mu.Unlock()
+		if len(group.listeners) == 0 {
+			return false
+		}
+		l := group.listeners[0]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.inbound) == 2
+	})
 	zero, two := publisherAt(t, c.ZMQEndpoint), publisherAt(t, c.ZMQEndpoint)
 	_ = zero.send([]byte("kv@a@m"), []byte("no number"), nil) // left out
 	send(zero, "kv@a@m", 0, 10, 0)
