@@ -101,6 +101,14 @@ bench: $(benchstat) ## Run the Go benchmarks; OLD=FILE compares with an earlier 
 
 PEERS     ?= $(BIN)/peers
 
+.PHONY: routing-table
+routing-table: build ## Run the routing lab again: rewrite the tables and plots of docs/routing-quality.md (an hour)
+	./$(BINARY) bench routing --update docs/routing-quality.md $(ARGS)
+
+.PHONY: routing-gates
+routing-gates: build ## Check the quick claims about routing quality: make routing-gates ARGS='--gate hand' for the others
+	./$(BINARY) bench routing --gate ci $(ARGS)
+
 .PHONY: install-peers
 install-peers: ## Install what bench-proxy compares with, into PEERS
 	sh bench/install-peers.sh '$(PEERS)'

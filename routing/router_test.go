@@ -908,15 +908,15 @@ func costTest(prompt int, match []int32, c []Candidate) *Request {
 
 func TestExpectedCostByHand(t *testing.T) {
 	s := &costScorer{p: costParams{Stall: 0.25, StallCap: 8, Context: 0.03, Scale: 8192, PriorToken: 150_000}}
-	c := []Candidate{{InFlight: 4, PendingTokens: 1000}, {InFlight: 0}, {InFlight: 2, PendingTokens: 0}}
+	c := []Candidate{{InFlight: 7, Awaiting: 3, PendingTokens: 1000}, {InFlight: 0}, {InFlight: 2, PendingTokens: 0}}
 	r := costTest(6400, []int32{100, 0, 50}, c)
 	got := make([]float64, 3)
 	s.Score(r, c, got)
-	// Dbar 2; U 64 (one block at least), 6400, 3200; no drain measured.
+	// Dbar 3, Sbar 2; U 64 (one block at least), 6400, 3200; no drain measured.
 	cost := []float64{
-		1000 + 64*1.5 + 0.25*2*64 + 0.03*6400*4,
-		6400*1.5 + 0.25*-2*4096,
-		3200*1.5 + 0 + 0.03*6400*2,
+		1000 + 64*1.5 + 0.25*4*64 + 0.03*6400*7,
+		6400*1.5 + 0.25*-3*4096,
+		3200*1.5 + 0.25*-1*3200 + 0.03*6400*2,
 	}
 	least := min(cost[0], cost[1], cost[2])
 	for i := range got {

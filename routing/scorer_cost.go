@@ -10,11 +10,12 @@ import (
 // inline. For a replica i and a request of L prompt tokens:
 //
 //	P_i  outstanding uncached prompt tokens: dispatched, no first token yet
-//	D_i  requests in flight; Dbar their mean over the candidates
+//	D_i  requests in flight; Dbar their mean over the candidates, and
+//	     Sbar the mean of those that have their first token
 //	U_i  uncached tokens of this request there, at least one block
 //	r_i  measured seconds per uncached token, shrunk towards the mean rbar
 //
-//	cost_i = r_i/rbar * [ P_i + U_i*(1 + min(cap, w*Dbar)) ]
+//	cost_i = r_i/rbar * [ P_i + U_i*(1 + min(cap, w*Sbar)) ]
 //	       + w * (D_i - Dbar) * min(U_i, 4096)
 //	       + c * D_i * min(L, 16384)
 //
@@ -66,6 +67,7 @@ func newCostScorer(b *builder) (any, error) {
 // costMeans are the values that all candidates share.
 type costMeans struct {
 	inFlight float64 // Dbar
+	started  float64 // Sbar
 	perToken float64 // rbar, 0 when nothing was measured
 }
 
@@ -74,10 +76,12 @@ func (s *costScorer) means(c []Candidate) costMeans {
 	seconds, tokens := 0.0, 0.0
 	for i := range c {
 		m.inFlight += float64(c[i].InFlight)
+		m.started += float64(c[i].InFlight - c[i].Awaiting)
 		seconds += c[i].DrainedSeconds
 		tokens += c[i].DrainedTokens
 	}
 	m.inFlight /= float64(len(c))
+	m.started /= float64(len(c))
 	if tokens > 0 && s.p.PriorToken > 0 {
 		m.perToken = seconds / tokens
 	}
@@ -93,7 +97,7 @@ func (s *costScorer) cost(r *Request, c *Candidate, m costMeans) (prefill, batch
 	if m.perToken > 0 {
 		speed = (c.DrainedSeconds + s.p.PriorToken*m.perToken) / (c.DrainedTokens + s.p.PriorToken) / m.perToken
 	}
-	prefill = speed * (float64(c.PendingTokens) + u*(1+min(s.p.StallCap, s.p.Stall*m.inFlight)))
+	prefill = speed * (float64(c.PendingTokens) + u*(1+min(s.p.StallCap, s.p.Stall*m.started)))
 	batch = s.p.Stall * (d - m.inFlight) * min(u, costMaxStalledTokens)
 	context = s.p.Context * d * min(float64(r.PromptTokens()), costMaxContextTokens)
 	return prefill, batch, context, u, speed
