@@ -212,6 +212,48 @@ func (h *Holders) Walk(hashes []uint64, active []uint64, matched []int32) int {
 	return longest
 }
 
+// minBisected is the length from which bisect beats Walk, which waits for memory less often.
+const minBisected = 24
+
+// bisect is Walk for the slots of one page of which none holds a hash without all
+// hashes before it.
+func (h *Holders) bisect(hashes []uint64, page int, slots uint64, matched []int32) int {
+	slots &= h.Mask(hashes[0], page)
+	if slots == 0 { // nobody knows most new prompts
+		return 0
+	}
+	// The slots hold hashes[:from] and none of them all of hashes[:to].
+	type span struct {
+		from, to int
+		slots    uint64
+	}
+	var open [bits.UintSize]span // each half as long as the one before
+	open[0] = span{1, len(hashes) + 1, slots}
+	longest := 0
+	for n := 1; n > 0; {
+		n--
+		s := open[n]
+		if s.to-s.from == 1 {
+			longest = max(longest, s.from)
+			for m := s.slots; m != 0; m &= m - 1 {
+				matched[page*pageSlots+bits.TrailingZeros64(m)] += int32(s.from)
+			}
+			continue
+		}
+		mid := s.from + (s.to-s.from)/2
+		held := s.slots & h.Mask(hashes[mid-1], page)
+		if s.slots != held {
+			open[n] = span{s.from, mid, s.slots &^ held}
+			n++
+		}
+		if held != 0 {
+			open[n] = span{mid, s.to, held}
+			n++
+		}
+	}
+	return longest
+}
+
 // Tally counts how many hashes of a prompt's head each slot holds, gaps and all:
 // it adds to count[slot] the number of the first upTo[slot] hashes that the slot
 // holds. Slots from len(upTo) on are left out.

@@ -27,6 +27,8 @@ type Index struct {
 	total   atomic.Int64
 	bytes   atomic.Int64 // of the lists
 
+	gaps int // slots that may hold a block without the one before it
+
 	keys, scratch []uint64 // of the prompt at hand
 	fetched       uint64
 }
@@ -94,7 +96,14 @@ func (x *Index) empty(l *lru, slot int) {
 			x.holders.remove(key, slot)
 		}
 	}
+	x.setGaps(l, 0)
 	l.clear()
+}
+
+// setGaps says how many blocks a slot has to evict until none is there without the one before it.
+func (x *Index) setGaps(l *lru, n int) {
+	x.gaps += min(n, 1) - min(l.gaps, 1)
+	l.gaps = n
 }
 
 // Capacity returns the blocks that a slot can hold, 0 before SetCapacity and after Clear.
@@ -106,13 +115,26 @@ func (x *Index) Capacity(slot int) int {
 }
 
 // Match is Holders.Walk over what the slots hold. It does not count as a use.
+//
+// A block is never older than the one behind it: a slot that has a block has all
+// before it, and the end of what it has is found by bisection. Of 2,000 blocks that
+// reads 20 and not all (BenchmarkMatch). Only Forget can leave gaps, rarely, and then all are read.
 func (x *Index) Match(hashes []uint64, active []uint64, matched []int32) int {
-	return x.holders.Walk(hashes, active, matched)
+	if x.gaps > 0 || len(hashes) < minBisected {
+		return x.holders.Walk(hashes, active, matched)
+	}
+	longest := 0
+	for page, slots := range active {
+		if slots != 0 {
+			longest = max(longest, x.holders.bisect(hashes, page, slots, matched))
+		}
+	}
+	return longest
 }
 
 // Record says that a slot now holds a prompt, given as its chain of hashes in
-// order. A prompt longer than the slot's capacity is cut to it, keeping the head.
-// The prompt's blocks become the slot's most recent ones with the first block in
+// order: a hash must stand for all of the prompt up to its block. A prompt longer
+// than the slot's capacity is cut to it, keeping the head. The prompt's blocks become the slot's most recent ones with the first block in
 // front, so that a prompt loses its tail first, as in the engine; what is then
 // over the capacity is evicted.
 //
@@ -130,7 +152,9 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 		x.keys = append(x.keys, x.holders.mix.key(hash))
 	}
 	// What is held moves to the front first, lest it be evicted for what is not.
-	x.scratch = l.promote(x.keys, x.scratch)
+	var held int
+	var last uint32
+	x.scratch, held, last = l.promote(x.keys, x.scratch)
 	if len(x.scratch) == 0 {
 		return fresh
 	}
@@ -138,8 +162,9 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 	if evict := l.used + len(x.scratch) - limit; evict > 0 {
 		x.fetchOldest(l, min(evict, l.used))
 	}
-	before, last := l.bytes(), uint32(0)
-	for i, key := range x.keys {
+	before := l.bytes()
+	for i := held; i < len(x.keys); i++ {
+		key := x.keys[i]
 		if len(l.list) > 0 {
 			if n := l.list[last].next; n != 0 && l.list[n].key == key {
 				last = n
@@ -151,6 +176,7 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 			continue // seen in this prompt
 		}
 		last = l.insert(last, key, at)
+		l.newest = key
 		x.holders.add(key, slot)
 		if l.used > limit {
 			x.evictOne(l, slot)
@@ -181,6 +207,9 @@ func (x *Index) evictOne(l *lru, slot int) {
 	victim := l.list[0].prev
 	x.holders.remove(l.list[victim].key, slot)
 	l.remove(victim)
+	if l.gaps > 0 {
+		x.setGaps(l, l.gaps-1)
+	}
 }
 
 // fetchOldest gets the n least recently used blocks, which are about to go, into the processor's caches.
@@ -193,8 +222,14 @@ func (x *Index) fetchOldest(l *lru, n int) {
 // Forget says that a slot does not hold these hashes: what Record returned, when the prompt never reached the endpoint.
 func (x *Index) Forget(slot int, hashes []uint64) {
 	l := x.lru(slot)
-	if l == nil || l.used == 0 {
+	if l == nil || l.used == 0 || len(hashes) == 0 {
 		return
+	}
+	// What was added since may stand behind these blocks. It is the oldest then, as
+	// nothing touches it but what brings them back, and so it is gone or well once
+	// as many blocks as there are now have been evicted.
+	if l.gaps > 0 || l.newest != x.holders.mix.key(hashes[len(hashes)-1]) {
+		x.setGaps(l, l.used)
 	}
 	for _, hash := range hashes {
 		key := x.holders.mix.key(hash)
@@ -214,6 +249,7 @@ func (x *Index) Reset() {
 	x.holders.Reset()
 	for _, l := range *x.slots.Load() {
 		x.bytes.Add(-l.bytes())
+		x.setGaps(l, 0)
 		l.clear()
 		x.publish(l)
 	}

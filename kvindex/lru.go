@@ -15,6 +15,9 @@ type lru struct {
 	free  uint32 // first unused place of list, linked by next
 	used  int
 
+	newest uint64 // key of the block that was added last
+	gaps   int    // evictions until no block is there without the one before it
+
 	fetched uint64 // the sum of what fetch has read, so that the reads are not optimised away
 
 	size  atomic.Int64 // used, as of the last change that has ended
@@ -80,16 +83,17 @@ func (l *lru) fetch(keys []uint64) {
 // key first, and appends the others, last key first, to missing. Runs that already
 // stand in the right order, as a repeated prompt does, are moved as a whole.
 //
-// What is missing is the prompt's tail, mostly: homes are fetched a few ahead of
-// their turn and not for the head, which a single look-up finds.
-func (l *lru) promote(keys, missing []uint64) []uint64 {
-	const ahead = 32
-	fetched := len(keys) // the keys from here on
-	for i := len(keys) - 1; i >= 0; i-- {
-		if len(missing) > 0 && i < fetched {
-			fetched = max(0, i+1-ahead)
-			l.fetch(keys[fetched : i+1])
+// Where there are no gaps the held ones are the first, and are found by bisection:
+// then held is their number and last the place of the last of them. It is 0 otherwise.
+func (l *lru) promote(keys, missing []uint64) (_ []uint64, held int, last uint32) {
+	if l.gaps == 0 {
+		held, last = l.bisect(keys)
+		for k := len(keys); k > held; k-- {
+			missing = append(missing, keys[k-1])
 		}
+		keys = keys[:held]
+	}
+	for i := len(keys) - 1; i >= 0; i-- {
 		last, _ := l.find(keys[i])
 		if last == 0 {
 			missing = append(missing, keys[i])
@@ -112,7 +116,21 @@ func (l *lru) promote(keys, missing []uint64) []uint64 {
 		l.join(last, l.list[0].next)
 		l.join(0, first)
 	}
-	return missing
+	return missing, held, last
+}
+
+// bisect returns how many of a prompt's keys are held, and the place of the last
+// one, when none is without those before it.
+func (l *lru) bisect(keys []uint64) (held int, last uint32) {
+	for to := len(keys); held < to; {
+		mid := (held + to) / 2
+		if n, _ := l.find(keys[mid]); n != 0 {
+			held, last = mid+1, n
+		} else {
+			to = mid
+		}
+	}
+	return held, last
 }
 
 // oldest appends the keys of the n least recent blocks to keys.

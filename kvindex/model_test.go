@@ -57,11 +57,14 @@ type choices interface{ IntN(n int) int }
 type run struct {
 	*testing.T
 	choices
-	step   int
-	index  *Index
-	spec   spec
-	slots  []int
-	hashes [][]uint64 // some chains, which prompts are made of
+	step             int
+	index            *Index
+	spec             spec
+	slots            []int
+	hash             func(n int) uint64
+	undo             []uint64 // what an earlier Record called fresh
+	undoOf           int
+	bisected, walked int
 }
 
 // identity makes small hashes share a shard, a home and an index tag, which no seed would.
@@ -70,34 +73,37 @@ var identity = mixer{mul1: 1, mul2: 1}
 // lastHashes and those after it share the last of all, under identity. Its own key is that of an empty place.
 const lastHashes = 0xffffffff << 32
 
-func newRun(t *testing.T, c choices, m mixer, hash func(chain, block int) uint64) *run {
-	r := &run{T: t, choices: c, index: newIndex(m), spec: spec{map[int]int{}, map[int][]uint64{}}}
+func newRun(t *testing.T, c choices, m mixer, hash func(n int) uint64) *run {
+	r := &run{T: t, choices: c, index: newIndex(m), spec: spec{map[int]int{}, map[int][]uint64{}}, hash: hash}
 	r.slots = []int{0, 1, 2, 31, 63, 64, 65, 127, 128, 200, 300, 400, 500, 4095, 4096, 4160, 5000}
-	for chain := range 8 {
-		var hashes []uint64
-		for block := range 16 {
-			hashes = append(hashes, hash(chain, block))
-		}
-		r.hashes = append(r.hashes, hashes)
-	}
 	return r
 }
 
-// prompt is the head of a chain, at times continued by another one, with a gap, a repeat or a stranger.
+// prompt is a path from the root of a tree of 8 trunks and branches with 20 blocks
+// each, of which every block has one leaf beside the way on.
 func (r *run) prompt() []uint64 {
-	a, b := r.hashes[r.IntN(len(r.hashes))], r.hashes[r.IntN(len(r.hashes))]
-	cut := r.IntN(len(a) + 1)
-	switch r.IntN(8) {
-	case 0:
-		return slices.Concat(a[:cut], b[cut:])
-	case 1:
-		return slices.Concat(a[:cut], a[:cut/2], b[:cut])
-	case 2:
-		return a[cut/2 : cut]
-	case 3:
-		return slices.Concat(a[:cut], []uint64{uint64(r.IntN(256))}, b[:cut/2])
+	const length, blocks = 20, 8 * 20
+	var reversed []int
+	n := r.IntN(blocks)
+	if r.IntN(4) == 0 {
+		reversed = append(reversed, blocks+n)
 	}
-	return a[:cut]
+	for n >= 0 {
+		reversed = append(reversed, n)
+		switch branch, at := n/length, n%length; {
+		case at > 0:
+			n--
+		case branch < 2:
+			n = -1
+		default: // a branch begins somewhere on an earlier one
+			n = (branch/2-1)*length + 3*branch%length
+		}
+	}
+	hashes := make([]uint64, 0, len(reversed))
+	for _, n := range slices.Backward(reversed) {
+		hashes = append(hashes, r.hash(n))
+	}
+	return hashes[:len(hashes)-r.IntN(3)*len(hashes)/4]
 }
 
 func (r *run) operate() {
@@ -109,12 +115,19 @@ func (r *run) operate() {
 		if want := r.spec.record(slot, hashes); !slices.Equal(got, want) {
 			r.Fatalf("step %d: Record(%d, %d): got fresh %d, want %d", r.step, slot, hashes, got, want)
 		}
-	case op < 75:
+		switch r.IntN(32) {
+		case 0: // undone at once
+			r.index.Forget(slot, got)
+			r.spec.forget(slot, got)
+		case 1, 2: // or later
+			r.undo, r.undoOf = got, slot
+		}
+	case op < 84:
 		r.match(r.prompt())
 	case op < 85:
-		hashes := r.prompt()
-		r.index.Forget(slot, hashes)
-		r.spec.forget(slot, hashes)
+		r.index.Forget(r.undoOf, r.undo)
+		r.spec.forget(r.undoOf, r.undo)
+		slot = r.undoOf
 	case op < 97:
 		blocks := r.IntN(24) - 1
 		if r.IntN(4) == 0 {
@@ -153,6 +166,13 @@ func (r *run) match(hashes []uint64) {
 		n := r.spec.match(slot, hashes)
 		got[slot], want[slot] = before, before+int32(n)
 		longest = max(longest, n)
+	}
+	if len(hashes) >= minBisected {
+		if r.index.gaps == 0 {
+			r.bisected++
+		} else {
+			r.walked++
+		}
 	}
 	if n := r.index.Match(hashes, active, got); n != longest {
 		r.Fatalf("step %d: Match(%d): got %d blocks, want %d", r.step, hashes, n, longest)
@@ -212,18 +232,21 @@ func (r *run) check() {
 }
 
 func TestModel(t *testing.T) {
-	random := func(chain, block int) uint64 {
-		return rand.New(rand.NewPCG(uint64(chain), uint64(block))).Uint64() * uint64(min(chain+block, 1)) // one is 0
+	random := func(n int) uint64 { // one is 0
+		return rand.New(rand.NewPCG(uint64(n), 0)).Uint64() * uint64(min(n, 1))
 	}
-	small := func(chain, block int) uint64 { return uint64(16*chain + block) }
-	last := func(chain, block int) uint64 { return lastHashes + uint64(16*chain+block) }
-	f := func(t *testing.T, name string, seed uint64, m mixer, hash func(chain, block int) uint64) {
+	small := func(n int) uint64 { return uint64(n) }
+	last := func(n int) uint64 { return lastHashes + uint64(n) }
+	f := func(t *testing.T, name string, seed uint64, m mixer, hash func(n int) uint64) {
 		t.Run(name, func(t *testing.T) {
 			r := newRun(t, rand.New(rand.NewPCG(seed, 1)), m, hash)
 			for r.step < 20000 {
 				if r.operate(); r.step%100 == 0 {
 					r.check()
 				}
+			}
+			if r.bisected < 100 || r.walked < 20 {
+				t.Errorf("long prompts: got %d matched by bisection and %d by walking, want 100 and 20", r.bisected, r.walked)
 			}
 		})
 	}
@@ -267,7 +290,7 @@ func FuzzIndex(f *testing.F) {
 			m, first = identity, lastHashes
 		}
 		s := script(data)
-		r := newRun(t, &s, m, func(chain, block int) uint64 { return first + uint64(16*chain+block) })
+		r := newRun(t, &s, m, func(n int) uint64 { return first + uint64(n) })
 		for len(s) > 0 {
 			r.operate()
 		}
