@@ -173,6 +173,9 @@ func runRouting(o routingOptions, stdout, stderr io.Writer) error {
 }
 
 func writeFile(name string, write func(io.Writer) error) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
 	f, err := os.Create(name)
 	if err != nil {
 		return err
