@@ -159,6 +159,7 @@ func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
 		return fresh
 	}
 	x.fetched += x.holders.fetch(x.scratch)
+	l.fetch(x.scratch)
 	if evict := l.used + len(x.scratch) - limit; evict > 0 {
 		x.fetchOldest(l, min(evict, l.used))
 	}
