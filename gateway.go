@@ -179,7 +179,7 @@ func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, e
 	var problems configs.Problems
 	plan, err := scrape.NewPlan(scheduling, s.Scrape)
 	problems.Add(err)
-	router, err := routing.New(scheduling, g.fleet, uint64(time.Now().UnixNano()), routing.WithRenderer(g.renderer.Render))
+	router, err := routing.New(scheduling, g.fleet, uint64(time.Now().UnixNano()), routing.WithRenderer(g.renderer.Render), routing.WithTimer(newTimer))
 	problems.Add(err)
 	if err := problems.Err(); err != nil {
 		return nil, nil, err
@@ -188,6 +188,12 @@ func (g *gateway) compile(s *configs.Settings) (*routing.Router, *scrape.Plan, e
 		g.log.Warn("scheduling configuration", zap.String("warning", w))
 	}
 	return router, plan, nil
+}
+
+// newTimer is the process's routing.Timer.
+func newTimer(d time.Duration) (<-chan time.Time, func() bool) {
+	t := time.NewTimer(d)
+	return t.C, t.Stop
 }
 
 // start begins to scrape and to serve.

@@ -118,7 +118,7 @@ func TestExplainSavedFleet(t *testing.T) {
 }
 
 // testGateway starts a gateway in front of replicas on free ports.
-func testGateway(t *testing.T, change func(s *configs.Settings), replicas ...*fakevllm.Server) *gateway {
+func testGateway(t testing.TB, change func(s *configs.Settings), replicas ...*fakevllm.Server) *gateway {
 	t.Helper()
 	load := func() (*configs.Loaded, error) {
 		s := configs.DefaultSettings()

@@ -429,7 +429,11 @@ func storedResponse(body []byte) *refusal {
 func (x *exchange) forward(router *routing.Router) {
 	lease, err := router.Route(&x.req)
 	if err != nil {
-		if x.rest != nil && errors.Is(err, routing.ErrModelMissing) {
+		switch {
+		case errors.Is(err, routing.ErrCanceled):
+			x.clientLeft()
+			return
+		case x.rest != nil && errors.Is(err, routing.ErrModelMissing):
 			x.refuse(refuseFormModel)
 			return
 		}

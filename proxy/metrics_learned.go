@@ -12,6 +12,7 @@ type learnedSeries struct {
 	prompt, predicted, cached, off, mean, dropped *prometheus.Desc
 	bytesPerToken, sources                        *prometheus.Desc
 	blocks, updates, skipped, incomplete          *prometheus.Desc
+	windows, burst                                *prometheus.Desc
 }
 
 func newLearnedSeries() learnedSeries {
@@ -31,12 +32,14 @@ func newLearnedSeries() learnedSeries {
 		updates:       desc("kvgate_kv_updates_total", "What the replica has told: blocks stored and removed, and times that it was cleared or its events were lost.", "producer", "replica", "op"),
 		skipped:       desc("kvgate_kv_skipped_blocks_total", "Blocks that the replica has told of and the index has not taken in or has dropped.", "producer", "replica", "reason"),
 		incomplete:    desc("kvgate_kv_incomplete", "1 while events are missing, so that the replica holds more than is known.", "producer", "replica"),
+		windows:       desc("kvgate_burst_windows_total", "Windows in which requests waited to be placed together.", "producer"),
+		burst:         desc("kvgate_burst_requests_total", "Requests that came upon a window, by what it did for them.", "producer", "result"),
 	}
 }
 
 func (s *learnedSeries) describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		s.prompt, s.predicted, s.cached, s.off, s.mean, s.dropped, s.bytesPerToken, s.sources, s.blocks, s.updates, s.skipped, s.incomplete,
+		s.prompt, s.predicted, s.cached, s.off, s.mean, s.dropped, s.bytesPerToken, s.sources, s.blocks, s.updates, s.skipped, s.incomplete, s.windows, s.burst,
 	} {
 		ch <- d
 	}
@@ -62,6 +65,12 @@ func (s *learnedSeries) collect(ch chan<- prometheus.Metric, fleet *routing.Flee
 	}
 	for i, n := range fleet.TokenSources() {
 		emit(s.sources, prometheus.CounterValue, float64(n), routing.TokenSource(i).String())
+	}
+	for _, b := range fleet.BurstStats() {
+		emit(s.windows, prometheus.CounterValue, float64(b.Windows), b.Producer)
+		for r, n := range b.Requests {
+			emit(s.burst, prometheus.CounterValue, float64(n), b.Producer, routing.BurstResult(r).String())
+		}
 	}
 	for _, k := range fleet.PreciseStats() {
 		name := k.Endpoint.DisplayName()

@@ -19,6 +19,7 @@ plugins:
   parameters: {tokenProcessorConfig: {blockSizeTokens: 4}}
 - type: prefix-cache-scorer
   parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}
+- type: burst-prefix-cache-producer
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +74,8 @@ func TestLearnedSeries(t *testing.T) {
 	f("kvgate_kv_skipped_blocks_total" + reason + `unknown_parent",replica="a"} 0`)
 	f(`kvgate_token_sources_total{source="given"} 1`)
 	f(`kvgate_token_sources_total{source="rendered"} 0`)
+	f(`kvgate_burst_windows_total{producer="burst-prefix-cache-producer"} 0`)
+	f(`kvgate_burst_requests_total{producer="burst-prefix-cache-producer",result="placed"} 0`)
 	if !strings.Contains(page, "kvgate_prompt_bytes_per_token{model=") {
 		t.Error("got no kvgate_prompt_bytes_per_token, want one per model")
 	}

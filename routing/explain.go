@@ -47,6 +47,7 @@ func (r *Router) Explain(req *Request) (*Explanation, error) {
 	if err != nil {
 		return nil, err
 	}
+	req.work.dry = true
 	r.prepare(req, endpoints)
 	f := r.fleet
 	f.mu.Lock()
@@ -152,6 +153,7 @@ func (r *Router) Seed(req *Request, e *Endpoint, match int) error {
 	if err != nil {
 		return err
 	}
+	req.work.dry = true
 	r.prepare(req, endpoints)
 	r.fleet.mu.Lock()
 	defer r.fleet.mu.Unlock()

@@ -24,6 +24,8 @@ var (
 	ErrNoEndpoints = errors.New("no replica is available")
 	// ErrFiltered: replicas are there, but the profile's filters left none.
 	ErrFiltered = errors.New("the scheduling profile's filters left no replica")
+	// ErrCanceled: the client has left while the request waited for its decision.
+	ErrCanceled = errors.New("the client has left")
 )
 
 // Fleet is the set of endpoints and everything that lives as long as they do:
@@ -44,6 +46,7 @@ type Fleet struct {
 	indexes     []*prefixIndex
 	precise     []*preciseIndex
 	predictions []*predictions
+	bursts      []*burstCounts
 	tokens      tokenRatio // of models that no list names
 	rendered    *renderCache
 	sources     [tokenSourceCount]atomic.Uint64

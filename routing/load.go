@@ -14,6 +14,7 @@ type builder struct {
 	fleet    *Fleet
 	seed     uint64
 	render   Renderer
+	timer    Timer
 	specs    []configs.PluginSpec
 	spec     configs.PluginSpec // the plugin being made
 	problems configs.Problems
@@ -60,6 +61,10 @@ type Option func(*builder)
 // WithRenderer has the token-producer's vLLM backend ask through r. Without it
 // nothing is asked, and the estimate stands in.
 func WithRenderer(r Renderer) Option { return func(b *builder) { b.render = r } }
+
+// WithTimer has the burst-prefix-cache-producer hold requests for its window. Without
+// it nobody waits, and nothing is placed.
+func WithTimer(t Timer) Option { return func(b *builder) { b.timer = t } }
 
 type instance struct {
 	spec  configs.PluginSpec
@@ -358,15 +363,16 @@ func (b *builder) produce(r *Router, made *[]instance, add func(string) any) {
 		if o, ok := v.(Observer); ok {
 			r.observers = append(r.observers, observer{len(r.producers), o})
 		}
-		r.producers = append(r.producers, namedProducer{n.producer, p})
+		_, places := v.(placer)
+		if !places && r.primary < 0 {
+			r.primary = len(r.producers)
+		}
+		r.producers = append(r.producers, namedProducer{n.producer, places, p})
 	}
 	for _, m := range *made {
 		if _, ok := m.value.(Producer); ok && !slices.ContainsFunc(r.producers, func(p namedProducer) bool { return p.name == m.spec.Name }) {
 			b.warnings = append(b.warnings, fmt.Sprintf("%s: no scorer reads it, so it does nothing", m.spec.Name))
 		}
-	}
-	if len(r.producers) > 0 {
-		r.primary = 0
 	}
 	r.columns = make([]Column, len(r.producers))
 	for i, p := range r.producers {

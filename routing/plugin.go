@@ -3,6 +3,7 @@ package routing
 import (
 	"math"
 	"math/rand/v2"
+	"time"
 
 	"kvgate/kvindex"
 )
@@ -30,7 +31,8 @@ type Picker interface {
 
 // Producer says how much of the prompt each candidate holds.
 type Producer interface {
-	// Prepare does the part that needs no lock: hashing.
+	// Prepare does the part that needs no lock: hashing. It may wait, as long as
+	// the request's client does.
 	Prepare(r *Request, ch *chain)
 	// Match fills the column, one row per candidate (Candidate.Row).
 	Match(r *Request, ch *chain, c []Candidate, col *Column)
@@ -47,6 +49,13 @@ type Observer interface {
 	// by this producer.
 	Told(ch *chain, e *Endpoint, matched int, cached float64)
 }
+
+// placer is a producer whose matches are wishes: they say where a request is to go,
+// not what is in a cache.
+type placer interface{ places() }
+
+// Timer has something arrive on after when d has gone by, unless stop is called before.
+type Timer func(d time.Duration) (after <-chan time.Time, stop func() bool)
 
 // Tokenizer turns the parsed body into the request's token stream.
 type Tokenizer interface {
@@ -104,11 +113,12 @@ type chain struct {
 	fresh       []uint64
 	blockTokens int
 	extras      []kvindex.Extra // scratch
+	placed      *Endpoint       // where a producer that places wants the request, nil: it has no opinion
 }
 
 func (ch *chain) reset() {
 	ch.hashes, ch.ends, ch.fresh = ch.hashes[:0], ch.ends[:0], ch.fresh[:0]
-	ch.blockTokens = 0
+	ch.blockTokens, ch.placed = 0, nil
 }
 
 // fillMissing gives every candidate whose score is NaN the mean of the others,

@@ -98,6 +98,9 @@ func (r *Router) expect(req *Request, c Candidate) {
 	w := &req.work
 	w.expected = grown(w.expected, len(r.columns))
 	for i := range r.columns {
+		if r.producers[i].places {
+			continue
+		}
 		col := &r.columns[i]
 		w.expected[i] = expectation{int(col.Matched[c.Row]), req.cached(col, c.Row), col.predictions.of(c.Endpoint).epoch}
 	}
@@ -107,7 +110,7 @@ func (r *Router) expect(req *Request, c Candidate) {
 func (r *Router) compare(req *Request, e *Endpoint, prompt, cached int64) {
 	w := &req.work
 	for i := range r.producers {
-		if ch := &w.chains[i]; len(ch.hashes) > 0 {
+		if ch := &w.chains[i]; len(ch.hashes) > 0 && !r.producers[i].places {
 			r.columns[i].predictions.of(e).add(w.expected[i].cached, prompt, cached)
 		}
 	}

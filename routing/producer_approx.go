@@ -93,6 +93,7 @@ func (f *Fleet) keepIndexes(producers []string) {
 	defer f.mu.Unlock()
 	f.indexes = slices.DeleteFunc(f.indexes, func(x *prefixIndex) bool { return !slices.Contains(producers, x.producer) })
 	f.predictions = slices.DeleteFunc(f.predictions, func(p *predictions) bool { return !slices.Contains(producers, p.producer) })
+	f.bursts = slices.DeleteFunc(f.bursts, func(c *burstCounts) bool { return !slices.Contains(producers, c.producer) })
 }
 
 // blockTokens returns the block size in force: the engine's, at least 64.
@@ -120,9 +121,14 @@ func (a *approxProducer) maxBlocks(block int) int {
 func (a *approxProducer) Prepare(r *Request, ch *chain) {
 	ch.blockTokens = a.blockTokens()
 	limit := a.maxBlocks(ch.blockTokens)
-	if limit < 0 {
-		return
+	if limit >= 0 {
+		r.hashBlocks(ch, ch.blockTokens, limit)
 	}
+}
+
+// hashBlocks appends the chained hashes of the request's prompts to ch, of at most
+// limit blocks of each; 0 = unlimited.
+func (r *Request) hashBlocks(ch *chain, blockTokens, limit int) {
 	if r.given != nil {
 		n := len(r.given)
 		if limit > 0 {
@@ -135,14 +141,14 @@ func (a *approxProducer) Prepare(r *Request, ch *chain) {
 		return
 	}
 	seed := kvindex.Seed(r.Model, r.Salt)
-	if r.memoed(ch.blockTokens * bytesPerToken) {
+	if r.memoed(blockTokens * bytesPerToken) {
 		ch.hashes = r.appendChain(ch.hashes, seed, limit)
 		ch.ends = append(ch.ends, len(ch.hashes))
 		return
 	}
 	start := 0
 	for _, end := range r.Ends {
-		ch.hashes = kvindex.AppendChain(ch.hashes, seed, r.content()[start:end], ch.blockTokens*bytesPerToken, limit)
+		ch.hashes = kvindex.AppendChain(ch.hashes, seed, r.content()[start:end], blockTokens*bytesPerToken, limit)
 		ch.ends = append(ch.ends, len(ch.hashes))
 		start = end
 	}

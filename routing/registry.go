@@ -23,6 +23,7 @@ var registry = []plugin{
 	{"approx-prefix-cache-producer", newApproxProducer},
 	{preciseProducerType, newPreciseProducer},
 	{preciseScorerType, newPreciseScorer},
+	{"burst-prefix-cache-producer", newBurstProducer},
 	{"token-producer", newTokenProducer},
 }
 
@@ -57,7 +58,7 @@ var deprecated = []struct{ old, now string }{
 // notYet are llm-d plugin types that kvgate does not have: refused by name.
 var notYet = []string{
 	"active-request-scorer", "agent-identity", "always-disagg-multimodal-decider", "always-disagg-pd-decider",
-	"burst-prefix-cache-producer", "by-label", "by-label-selector", "concurrency-detector", "context-length-aware",
+	"by-label", "by-label-selector", "concurrency-detector", "context-length-aware",
 	"data-parallel-profile-handler", "dcgm-data-source", "dcgm-extractor", "decode-filter", "destination-endpoint-served-verifier",
 	"disagg-headers-handler", "disagg-profile-handler", "disaggregatedset-rollout-screener", "edf-ordering-policy",
 	"encode-filter", "endpoint-attribute-filter", "endpoint-attribute-scorer", "header-based-testing-filter",

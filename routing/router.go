@@ -36,7 +36,8 @@ type Router struct {
 }
 
 type namedProducer struct {
-	name string
+	name   string
+	places bool // it is a placer: what it says is no prediction
 	Producer
 }
 
@@ -60,7 +61,9 @@ type weightedScorer struct {
 // routeWork is the routing part of a pooled request.
 type routeWork struct {
 	tokenized bool
-	endpoints []*Endpoint // that may serve the model, while the request is tokenized
+	endpoints []*Endpoint // that may serve the model, while the request is prepared
+	dry       bool        // nothing will be sent: do not wait for others
+	canceled  bool        // the client has left while the request waited
 	hashedBy  *Router
 	chains    []chain
 	expected  []expectation // by producer, of the picked endpoint
@@ -71,6 +74,7 @@ type routeWork struct {
 
 func (w *routeWork) reset() {
 	w.tokenized, w.hashedBy, w.columns, w.perToken = false, nil, nil, 0
+	w.dry, w.canceled = false, false
 	for i := range w.chains {
 		w.chains[i].reset()
 	}
@@ -106,14 +110,23 @@ func (r *Router) makeMemo() {
 // Route picks an endpoint for a parsed request, counts it in flight there and
 // records its prompt. It may be called again for another attempt, with
 // Exclude set, after the first lease is done. The lease lives inside the
-// request. Errors: ErrNoEndpoints, ErrModelNotFound, ErrModelMissing, ErrFiltered.
+// request. Errors: ErrNoEndpoints, ErrModelNotFound, ErrModelMissing, ErrFiltered, ErrCanceled.
 func (r *Router) Route(req *Request) (*Lease, error) {
-	endpoints, err := r.fleet.view.Load().resolve(req)
+	f := r.fleet
+	view := f.view.Load()
+	endpoints, err := view.resolve(req)
 	if err != nil {
 		return nil, err
 	}
 	r.prepare(req, endpoints)
-	f := r.fleet
+	if req.work.canceled {
+		return nil, ErrCanceled
+	}
+	if now := f.view.Load(); now != view { // it may have waited
+		if endpoints, err = now.resolve(req); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	cands, i, ties, degraded, err := r.decide(req, endpoints, nil)
@@ -141,20 +154,20 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 // prepare does what needs no lock: tokens and hashes, once per request.
 func (r *Router) prepare(req *Request, endpoints []*Endpoint) {
 	w := &req.work
+	w.endpoints = endpoints
 	if r.memo == nil {
 		req.forgo()
 	}
 	if !w.tokenized {
 		w.tokenized = true
 		if len(req.Tokens) == 0 && r.tokenizer != nil {
-			w.endpoints = endpoints
 			r.tokenizer.Tokenize(req)
-			w.endpoints = nil
 			r.fleet.sources[req.Source].Add(1)
 		}
 		w.perToken = r.fleet.perToken(req)
 	}
 	if w.hashedBy == r {
+		w.endpoints = nil
 		return
 	}
 	w.hashedBy = r
@@ -165,6 +178,7 @@ func (r *Router) prepare(req *Request, endpoints []*Endpoint) {
 		w.chains[i].reset()
 		p.Prepare(req, &w.chains[i])
 	}
+	w.endpoints = nil
 }
 
 // decide runs the profile: pin, match, filter, score, pick. The caller holds
