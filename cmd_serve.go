@@ -134,6 +134,7 @@ func (g *gateway) drain(cancel func(), systemd notifier, signals <-chan os.Signa
 	cancel()
 	_ = systemd.send("STOPPING=1", g.status())
 	g.draining.Store(true)
+	g.server.Leave()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	finished := make(chan struct{})

@@ -1,8 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -120,9 +121,10 @@ func TestInheritedAdminNeedsAToken(t *testing.T) {
 	_, _ = inherited{g.data, g.admin}.closed(nil)
 }
 
-// Two processes one after the other on a socket that stays: no connection is
-// refused. What reaches the first one in its last moment is turned away by it.
-func TestRestartRefusesNoConnection(t *testing.T) {
+// Three processes one after the other on a socket that stays, under the load of
+// clients that keep their connections and of others that do not: no connection is
+// refused and no request fails.
+func TestRestartLosesNothing(t *testing.T) {
 	replica := testReplica(t)
 	ln := listenTCP(t, "127.0.0.1:0")
 	file, err := ln.File()
@@ -149,65 +151,68 @@ func TestRestartRefusesNoConnection(t *testing.T) {
 		until(t, "it serves", func() bool { return strings.Contains(log.String(), "kvgate serves") })
 		return cmd, log
 	}
-	first, log := start()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
-	until(t, "ready", func() bool {
-		resp, err := client.Get(url + "/readyz")
-		if err != nil {
-			t.Fatalf("readyz: got %v, want an answer", err)
+	stop := func(cmd *exec.Cmd, log *lockedBuffer) {
+		t.Helper()
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
 		}
-		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("exit: got %v, want status 0\n%s", err, log)
+		}
+	}
+	cmd, log := start()
+
+	var answered atomic.Int64
 	var load sync.WaitGroup
-	stop := make(chan struct{})
-	results := make(chan string, 4)
-	for range 4 {
+	ended := make(chan struct{})
+	ask := func(client *http.Client, stream bool) error {
+		body := fmt.Sprintf(`{"model":"m","max_tokens":4,"stream":%t,"messages":[{"role":"user","content":"hello"}]}`, stream)
+		resp, err := client.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusOK || stream && !strings.HasSuffix(string(text), "data: [DONE]\n\n") {
+			return fmt.Errorf("status %d: %s", resp.StatusCode, text)
+		}
+		return nil
+	}
+	for i := range 8 {
+		transport := &http.Transport{DisableKeepAlives: i%2 == 0}
+		client := &http.Client{Transport: transport, Timeout: 30 * time.Second}
 		load.Go(func() {
-			for n := 0; ; n++ {
+			defer transport.CloseIdleConnections()
+			for {
 				select {
-				case <-stop:
-					results <- fmt.Sprintf("%t", n > 0)
+				case <-ended:
 					return
 				default:
 				}
-				resp, err := client.Get(url + "/livez")
-				var dial *net.OpError
-				switch {
-				case err == nil:
-					_ = resp.Body.Close()
-				case errors.As(err, &dial) && dial.Op == "dial":
-					results <- err.Error()
+				if err := ask(client, i%4 < 2); err != nil {
+					t.Errorf("client %d: got %v, want an answer", i, err)
 					return
 				}
+				answered.Add(1)
 			}
 		})
 	}
-	if err := first.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+	more := func() {
+		t.Helper()
+		target := answered.Load() + 50
+		until(t, "requests are answered", func() bool { return answered.Load() >= target || t.Failed() })
 	}
-	if err := first.Wait(); err != nil {
-		t.Errorf("the first process: got %v, want status 0\n%s", err, log)
+	for range 2 {
+		more()
+		stop(cmd, log)
+		cmd, log = start()
 	}
-	second, log := start()
-	until(t, "the second serves", func() bool {
-		resp, err := client.Get(url + "/livez")
-		if err == nil {
-			_ = resp.Body.Close()
-		}
-		return err == nil
-	})
-	close(stop)
+	more()
+	close(ended)
 	load.Wait()
-	for range 4 {
-		if got := <-results; got != "true" {
-			t.Errorf("a client: got %s, want every connection taken", got)
-		}
-	}
-	if err := second.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Wait(); err != nil {
-		t.Errorf("the second process: got %v, want status 0\n%s", err, log)
-	}
+	stop(cmd, log)
+	t.Logf("%d requests answered", answered.Load())
 }

@@ -55,6 +55,9 @@ type Server struct {
 	IdleTimeout   time.Duration `mapstructure:"idle_timeout" usage:"time that a client connection may stay without a request"`
 	WriteTimeout  time.Duration `mapstructure:"write_timeout" usage:"time of one write to a client that does not read"`
 	MaxConns      int           `mapstructure:"max_conns" usage:"client connections at once"`
+
+	MinUploadRate  Size     `mapstructure:"min_upload_rate" usage:"bytes per second that a request body must make behind its first body_timeout; 0: any"`
+	TrustedProxies []string `mapstructure:"trusted_proxies" usage:"addresses or networks of the proxies whose forwarding header fields are believed"`
 }
 
 // Limits bounds sizes.
@@ -64,7 +67,11 @@ type Limits struct {
 	UpstreamHeader Size `mapstructure:"upstream_header" usage:"size of the response head of a replica"`
 	Buffered       Size `mapstructure:"buffered" usage:"size of all request bodies in memory"`
 
-	DenyFields []string `mapstructure:"deny_fields" usage:"top-level fields of a JSON body that are refused with 400 unless they are null"`
+	RouteBodies []string `mapstructure:"route_bodies" usage:"PATH=SIZE: limits.body of a single route"`
+	MaxN        int      `mapstructure:"max_n" usage:"answers that one request may ask for (n, best_of); 0: any number"`
+	MaxTokens   int      `mapstructure:"max_tokens" usage:"tokens that one request may ask for (max_tokens and its like); 0: any number"`
+	MaxItems    int      `mapstructure:"max_items" usage:"messages, prompts, inputs, documents or tools in one request; 0: any number"`
+	DenyFields  []string `mapstructure:"deny_fields" usage:"top-level fields of a JSON body that are refused with 400 unless they are null"`
 }
 
 // TLS configures the data listener's side of TLS.
@@ -97,6 +104,8 @@ type Upstream struct {
 	ClientCertFile string        `mapstructure:"client_cert_file" usage:"PEM file of the certificate to show to https replicas, for probes too"`
 	ClientKeyFile  string        `mapstructure:"client_key_file" usage:"PEM file of that certificate's key"`
 	ServerName     string        `mapstructure:"server_name" usage:"name that the certificate of every https replica must have; empty: the host in its URL"`
+	RetryPercent   int           `mapstructure:"retry_percent" usage:"share of the requests that may be sent to a second replica, in percent"`
+	RetryMin       int           `mapstructure:"retry_min" usage:"requests per second that may be sent to a second replica whatever the share"`
 }
 
 // Scrape configures the observation of the replicas.
@@ -110,7 +119,8 @@ type Scrape struct {
 // Drain configures the end of the process.
 type Drain struct {
 	Delay   time.Duration `mapstructure:"delay" usage:"time after a stop signal in which the gateway is not ready and still accepts, for a load balancer to notice"`
-	Timeout time.Duration `mapstructure:"timeout" usage:"time that running streams then have to finish"`
+	Grace   time.Duration `mapstructure:"grace" usage:"time for which requests on open connections are still served when the listener is closed"`
+	Timeout time.Duration `mapstructure:"timeout" usage:"time that running streams then have to finish, the grace included"`
 }
 
 // Routes widens the allow-list of paths.
@@ -142,6 +152,7 @@ func DefaultSettings() Settings {
 			IdleTimeout:   75 * time.Second,
 			WriteTimeout:  60 * time.Second,
 			MaxConns:      100_000,
+			MinUploadRate: 1 << 10,
 		},
 		Limits:    Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30, DenyFields: []string{"kv_transfer_params", "ec_transfer_params"}},
 		Isolation: Isolation{Mode: "shared"},
@@ -151,6 +162,8 @@ func DefaultSettings() Settings {
 			StreamTimeout:  300 * time.Second,
 			IdleTimeout:    4 * time.Second,
 			MaxIdle:        512,
+			RetryPercent:   20,
+			RetryMin:       10,
 		},
 		Scrape: Scrape{
 			Interval:       200 * time.Millisecond,
@@ -158,6 +171,6 @@ func DefaultSettings() Settings {
 			Staleness:      2 * time.Second,
 			ModelsInterval: 10 * time.Second,
 		},
-		Drain: Drain{Timeout: 300 * time.Second},
+		Drain: Drain{Grace: time.Second, Timeout: 300 * time.Second},
 	}
 }

@@ -129,7 +129,7 @@ func TestLoadSettingsEveryKey(t *testing.T) {
 	other := map[string]string{
 		"admin_listen": "unix:/run/x", "scheduling": "s.yaml", "endpoints": "e.yaml", "replicas": "a=http://a:1", "log.level": "debug", "log.format": "json",
 		"limits.body": "1MiB", "limits.buffered": "2GiB", "upstream.api_key_file": "/k", "upstream.ca_file": "/c", "routes.passthrough": "/x",
-		"upstream.server_name": "replica.example", "limits.deny_fields": "priority", "isolation.mode": "key",
+		"upstream.server_name": "replica.example", "limits.deny_fields": "priority", "server.trusted_proxies": "10.0.0.0/8", "limits.route_bodies": "/v1/embeddings=4MiB", "isolation.mode": "key",
 	}
 	needs := map[string][]string{
 		"isolation.mode": {"KVGATE_AUTH_KEYS_FILE=/k", "KVGATE_ISOLATION_SECRET_FILE=/s"},
@@ -268,7 +268,7 @@ func TestLoadSettingsErrors(t *testing.T) {
 	f("wrong size", "limits: {body: 32MB}\n", none, none,
 		`kvgate.yaml:1:16: limits.body: the unit of "32MB" may mean 1000 or 1024: write a number of bytes, or one with the unit KiB, MiB, GiB or TiB, such as 32MiB`)
 	f("section of a wrong type", "upstream: 4s\n", none, none,
-		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file, client_cert_file, client_key_file, server_name)`)
+		`kvgate.yaml:1:11: upstream: wants an object, got the string "4s" (fields: connect_timeout, header_timeout, stream_timeout, idle_timeout, max_idle, api_key_file, ca_file, client_cert_file, client_key_file, server_name, retry_percent, retry_min)`)
 	f("a list", "- a\n", none, none,
 		"kvgate.yaml:1:1: wants an object, got a list (fields: listen, admin_listen, scheduling, endpoints, replicas, log, server, limits, tls, auth, isolation, upstream, scrape, drain, routes, headers, admin)")
 	f("syntax", "a: [\n", none, none, "kvgate.yaml:1: did not find expected node content")

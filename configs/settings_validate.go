@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,17 @@ func (s *Settings) Validate() []error {
 		v.report("server.max_conns", "write a number of at least 1", "the number %d is too small", n)
 	}
 
+	if r := s.Server.MinUploadRate; r < 0 {
+		v.report("server.min_upload_rate", "write 0 or a size such as 1KiB", "the size %s is negative", r)
+	}
+	for i, text := range s.Server.TrustedProxies {
+		if _, err := ParseNetwork(text); err != nil {
+			v.report(fmt.Sprintf("server.trusted_proxies[%d]", i), "write an address such as 10.0.0.7, or a network such as 10.0.0.0/8", "%s is neither", quote(text))
+		}
+	}
+
 	v.sizes(&s.Limits)
+	v.caps(&s.Limits)
 
 	v.pair("tls.cert_file", s.TLS.CertFile, "tls.key_file", s.TLS.KeyFile)
 	if s.TLS.ClientCAFile != "" && s.TLS.CertFile == "" {
@@ -59,6 +70,13 @@ func (s *Settings) Validate() []error {
 		v.report("upstream.max_idle", "write 0 to keep no connection, or a positive number", "the number %d is negative", n)
 	}
 
+	if n := s.Upstream.RetryPercent; n < 0 || n > 100 {
+		v.report("upstream.retry_percent", "write a number from 0 to 100", "the number %d is out of range", n)
+	}
+	if n := s.Upstream.RetryMin; n < 0 {
+		v.report("upstream.retry_min", "write 0 or a positive number", "the number %d is negative", n)
+	}
+
 	v.atLeast("scrape.interval", s.Scrape.Interval, minInterval)
 	v.atLeast("scrape.timeout", s.Scrape.Timeout, 1)
 	v.atLeast("scrape.staleness", s.Scrape.Staleness, 1)
@@ -73,6 +91,7 @@ func (s *Settings) Validate() []error {
 	}
 
 	v.atLeast("drain.delay", s.Drain.Delay, 0)
+	v.atLeast("drain.grace", s.Drain.Grace, 0)
 	v.atLeast("drain.timeout", s.Drain.Timeout, 0)
 	v.passthrough(s.Routes.Passthrough)
 	return v.errs
@@ -203,6 +222,59 @@ func (v *validator) sizes(l *Limits) {
 		v.report(key, "raise limits.buffered or lower limits.body, else no body of that size is ever admitted",
 			"limits.buffered %s is smaller than limits.body %s", l.Buffered, l.Body)
 	}
+}
+
+// caps judges the limits of what bodies may ask for, and those of single routes.
+func (v *validator) caps(l *Limits) {
+	for _, c := range []struct {
+		key string
+		n   int
+	}{{"limits.max_n", l.MaxN}, {"limits.max_tokens", l.MaxTokens}, {"limits.max_items", l.MaxItems}} {
+		if c.n < 0 {
+			v.report(c.key, "write 0 for no limit, or a positive number", "the number %d is negative", c.n)
+		}
+	}
+	seen := make(map[string]bool)
+	for i, text := range l.RouteBodies {
+		key := fmt.Sprintf("limits.route_bodies[%d]", i)
+		path, size, err := ParseRouteBody(text)
+		switch {
+		case err != nil:
+			v.report(key, "write PATH=SIZE such as /v1/embeddings=4MiB", "%v", err)
+		case seen[path]:
+			v.report(key, "keep one of them", "%s is listed twice", quote(path))
+		case size > l.Buffered:
+			v.report(key, "raise limits.buffered or lower the size, else no body of that size is ever admitted",
+				"%s is larger than limits.buffered %s", size, l.Buffered)
+		}
+		seen[path] = true
+	}
+}
+
+// ParseRouteBody reads PATH=SIZE, an item of limits.route_bodies.
+func ParseRouteBody(text string) (path string, size Size, err error) {
+	path, digits, ok := strings.Cut(text, "=")
+	if !ok || !strings.HasPrefix(path, "/") {
+		return "", 0, fmt.Errorf("%s is no path with a size", quote(text))
+	}
+	if err := size.UnmarshalText([]byte(digits)); err != nil {
+		return "", 0, err
+	}
+	if size < 1 {
+		return "", 0, fmt.Errorf("the size %s is too small", size)
+	}
+	return path, size, nil
+}
+
+// ParseNetwork reads an address or a network in CIDR form. IPv4 addresses that are
+// written as IPv6 ones are IPv4.
+func ParseNetwork(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil {
+		addr = addr.WithZone("").Unmap()
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	return p.Masked(), err
 }
 
 func (v *validator) passthrough(paths []string) {

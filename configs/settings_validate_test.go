@@ -85,15 +85,38 @@ func TestValidate(t *testing.T) {
 	f(func(s *Settings) { s.Server = Server{} },
 		"server.header_timeout: "+unit, "server.body_timeout: "+unit, "server.idle_timeout: "+unit, "server.write_timeout: "+unit,
 		"server.max_conns: the number 0 is too small (write a number of at least 1)")
+	f(func(s *Settings) { s.Server.MinUploadRate = -1 }, "server.min_upload_rate: the size -1 is negative (write 0 or a size such as 1KiB)")
+	network := " (write an address such as 10.0.0.7, or a network such as 10.0.0.0/8)"
+	f(func(s *Settings) { s.Server.TrustedProxies = []string{"10.0.0.7", "10.0.0.0/8", "fd00::/8", "::1"} })
+	f(func(s *Settings) { s.Server.TrustedProxies = []string{"::1", "lb"} }, `server.trusted_proxies[1]: "lb" is neither`+network)
+	f(func(s *Settings) { s.Server.TrustedProxies = []string{"10.0.0.0/33"} }, `server.trusted_proxies[0]: "10.0.0.0/33" is neither`+network)
+	f(func(s *Settings) { s.Limits.MaxN, s.Limits.MaxTokens, s.Limits.MaxItems = -1, -2, -3 },
+		"limits.max_n: the number -1 is negative (write 0 for no limit, or a positive number)",
+		"limits.max_tokens: the number -2 is negative (write 0 for no limit, or a positive number)",
+		"limits.max_items: the number -3 is negative (write 0 for no limit, or a positive number)")
+	bodies := func(list ...string) func(*Settings) { return func(s *Settings) { s.Limits.RouteBodies = list } }
+	shape := " (write PATH=SIZE such as /v1/embeddings=4MiB)"
+	f(bodies("/v1/embeddings=4MiB", "/custom/*=64MiB"))
+	f(bodies("/v1/embeddings"), `limits.route_bodies[0]: "/v1/embeddings" is no path with a size`+shape)
+	f(bodies("v1=4MiB"), `limits.route_bodies[0]: "v1=4MiB" is no path with a size`+shape)
+	f(bodies("/a=0"), "limits.route_bodies[0]: the size 0 is too small"+shape)
+	f(bodies("/a=4MB"), `limits.route_bodies[0]: the unit of "4MB" may mean 1000 or 1024: write a number of bytes, or one with the unit KiB, MiB, GiB or TiB, such as 32MiB`+shape)
+	f(bodies("/a=1", "/a=2"), `limits.route_bodies[1]: "/a" is listed twice (keep one of them)`)
+	f(bodies("/a=2GiB"), "limits.route_bodies[0]: 2GiB is larger than limits.buffered 1GiB (raise limits.buffered or lower the size, else no body of that size is ever admitted)")
 	f(func(s *Settings) { s.Upstream = Upstream{MaxIdle: -1} },
 		"upstream.connect_timeout: "+unit, "upstream.header_timeout: "+unit, "upstream.stream_timeout: "+unit, "upstream.idle_timeout: "+unit,
 		"upstream.max_idle: the number -1 is negative (write 0 to keep no connection, or a positive number)")
+	f(func(s *Settings) { s.Upstream.RetryPercent, s.Upstream.RetryMin = 101, -1 },
+		"upstream.retry_percent: the number 101 is out of range (write a number from 0 to 100)",
+		"upstream.retry_min: the number -1 is negative (write 0 or a positive number)")
+	f(func(s *Settings) { s.Upstream.RetryPercent, s.Upstream.RetryMin = 0, 0 })
 	f(func(s *Settings) { s.Upstream.MaxIdle = 0 })
 	f(func(s *Settings) { s.Scrape = Scrape{} },
 		"scrape.interval: the duration 0s is too short (write at least 10ms)", "scrape.timeout: "+unit, "scrape.staleness: "+unit,
 		"scrape.models_interval: the duration 0s is too short (write at least 10ms)")
-	f(func(s *Settings) { s.Drain = Drain{-1, -1} },
-		"drain.delay: the duration -1ns is too short (write at least 0s)", "drain.timeout: the duration -1ns is too short (write at least 0s)")
+	f(func(s *Settings) { s.Drain = Drain{-1, -1, -1} },
+		"drain.delay: the duration -1ns is too short (write at least 0s)", "drain.grace: the duration -1ns is too short (write at least 0s)",
+		"drain.timeout: the duration -1ns is too short (write at least 0s)")
 	f(func(s *Settings) { s.Drain = Drain{} })
 
 	late := " (make the interval shorter or the staleness longer, else every observation counts as missing)"

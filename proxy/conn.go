@@ -30,6 +30,7 @@ type conn struct {
 	s        *Server
 	remote   string // host:port
 	ip       string
+	trusted  bool    // a proxy whose forwarding fields are believed
 	watched  watched // the watcher's own
 
 	state atomic.Int32 // connState
@@ -45,7 +46,9 @@ type conn struct {
 	since     time.Time // of the last read, or of the last answer
 	head      time.Time // of the first byte of the request
 	first     bool      // no request has arrived yet
-	body      bool      // reading a body: the limit is between two reads
+	body      bool      // reading a body: the limit is between two reads, and that of all from bodyFrom on
+	bodyFrom  time.Time // when the body began; later when the replica held the client up
+	bodyRead  int64     // bytes of it
 	readArmed time.Time // the deadlines that the poller knows
 	stash     []byte
 
@@ -67,6 +70,7 @@ func newConn(s *Server, c net.Conn) *conn {
 		if host, _, err := net.SplitHostPort(k.remote); err == nil {
 			k.ip = host
 		}
+		k.trusted = s.live.Load().trusted.contain(k.ip)
 	}
 	return k
 }
@@ -126,7 +130,7 @@ func (c *conn) wasCut() bool {
 // being closed and the request must not be served.
 func (c *conn) reading() bool {
 	c.first = false
-	c.body = true
+	c.body, c.bodyFrom, c.bodyRead = true, c.since, 0
 	c.state.CompareAndSwap(int32(connIdle), int32(connReading)) // a pipelined request came without a read
 	return connState(c.state.Load()) != connClosing
 }
@@ -151,7 +155,7 @@ func (c *conn) readRaw(p []byte) (int, error) {
 	if len(c.stash) > 0 {
 		n := copy(p, c.stash)
 		c.stash = c.stash[n:]
-		c.arrived(time.Now())
+		c.arrived(time.Now(), n)
 		return n, nil
 	}
 	limits := &c.s.live.Load().Server
@@ -160,7 +164,12 @@ func (c *conn) readRaw(p []byte) (int, error) {
 	switch {
 	case c.body:
 		until = c.since.Add(limits.BodyTimeout)
-	case idle && c.s.draining.Load():
+		if rate := int64(limits.MinUploadRate); rate > 0 {
+			if end := c.bodyFrom.Add(limits.BodyTimeout + time.Duration(c.bodyRead/rate)*time.Second); end.Before(until) {
+				until = end
+			}
+		}
+	case idle && c.s.late.Load():
 		return 0, io.EOF
 	case idle && !c.first:
 		until = c.since.Add(limits.IdleTimeout)
@@ -178,7 +187,7 @@ func (c *conn) readRaw(p []byte) (int, error) {
 		now := time.Now()
 		switch {
 		case n > 0:
-			if !c.arrived(now) {
+			if !c.arrived(now, n) {
 				return 0, io.EOF // closed by Shutdown a moment ago
 			}
 		case err != nil && errors.Is(err, os.ErrDeadlineExceeded) && now.Before(until):
@@ -189,9 +198,13 @@ func (c *conn) readRaw(p []byte) (int, error) {
 	}
 }
 
-// arrived notes a read; false when Shutdown has closed the connection meanwhile.
-func (c *conn) arrived(now time.Time) bool {
+// heldUp says that the replica, and not the client, has made the body wait.
+func (c *conn) heldUp(d time.Duration) { c.since, c.bodyFrom = c.since.Add(d), c.bodyFrom.Add(d) }
+
+// arrived notes a read of n bytes; false when Shutdown has closed the connection meanwhile.
+func (c *conn) arrived(now time.Time, n int) bool {
 	c.since, c.clock = now, now
+	c.bodyRead += int64(n)
 	if connState(c.state.Load()) == connReading {
 		return true
 	}

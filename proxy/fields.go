@@ -25,6 +25,7 @@ const (
 	fieldAcceptEncoding
 	fieldRequestID
 	fieldForwardedFor
+	fieldForwarded // the others that proxies add
 	fieldCacheControl
 	fieldBuffering
 	fieldLocation
@@ -88,6 +89,8 @@ func identify(name []byte) fieldID {
 			return fieldRequestID
 		case "x-forwarded-for":
 			return fieldForwardedFor
+		case "forwarded", "x-real-ip":
+			return fieldForwarded
 		case "cache-control":
 			return fieldCacheControl
 		case "x-accel-buffering":
@@ -101,6 +104,9 @@ func identify(name []byte) fieldID {
 		}
 	}
 	if n > 2 && lower[0] == 'x' && lower[1] == '-' {
+		if strings.HasPrefix(string(lower[:n]), "x-forwarded-") {
+			return fieldForwarded
+		}
 		for _, p := range internalPrefixes {
 			if strings.HasPrefix(string(lower[:n]), p) {
 				return fieldInternal

@@ -160,12 +160,12 @@ func (x *exchange) sendForm(c *upConn) error {
 	buf := x.s.buffers.get(classes[2])
 	defer x.s.buffers.put(buf)
 	x.spent = true
-	limit := int64(x.live.settings.Limits.Body)
+	limit := x.bodyLimit()
 	for {
 		n, readErr := x.rest.Read(buf.b[headroom : len(buf.b)-len("\r\n0\r\n\r\n")])
 		x.rec.bytesIn += int64(n)
 		if x.rec.bytesIn > limit {
-			return &clientError{refuseBodySize}
+			return &clientError{x.tooLarge()}
 		}
 		ended := errors.Is(readErr, io.EOF)
 		if readErr != nil && !ended {
@@ -194,9 +194,11 @@ func (x *exchange) sendForm(c *upConn) error {
 			if c.probe() != probeQuiet {
 				return errEarly
 			}
-			if err := c.send(time.Now(), buf.b[from:to], nil, stall, true); err != nil {
+			begin := time.Now()
+			if err := c.send(begin, buf.b[from:to], nil, stall, true); err != nil {
 				return err
 			}
+			x.c.heldUp(time.Since(begin))
 		}
 		if ended {
 			x.rest = nil

@@ -18,6 +18,7 @@ import (
 type framer struct {
 	state   framingState
 	refused bool
+	expects bool // the field's name is that of Expect
 	trailer bool // the fields are trailers
 	old     bool // HTTP/1.0
 	blank   bool // an empty line came before the request
@@ -133,8 +134,14 @@ func (f *framer) scan(b []byte) int {
 			continue
 		}
 		if !f.step(b[i]) {
-			f.refused = true
-			return i
+			if !f.expects {
+				f.refused = true
+				return i
+			}
+			f.expects = false
+			if from := i - len(expectName); from >= 0 { // else its begin has been handed on
+				copy(b[from:], expectName)
+			}
 		}
 		i++
 	}
@@ -149,6 +156,10 @@ var fieldByte = func() (t [256]bool) {
 	return t
 }()
 
+// expectName is how fasthttp wants the field's name, the only one for which case
+// matters to it: it answers 100 before anyone else sees the request.
+const expectName = "Expect"
+
 // ended goes on behind the payload of a body or chunk.
 func (f *framer) ended() {
 	if f.state == framingChunk {
@@ -158,7 +169,7 @@ func (f *framer) ended() {
 	*f = framer{}
 }
 
-// step takes one byte that is not payload; false refuses it.
+// step takes one byte that is not payload; false refuses it, unless expects is set.
 func (f *framer) step(c byte) bool {
 	switch f.state {
 	case framingStart:
@@ -256,6 +267,9 @@ func (f *framer) naming(c byte) bool {
 				f.field, again = framedCoding, f.lengths || f.codings
 			case "host":
 				f.field, again = framedHost, f.hosts
+			case "expect":
+				f.expects, f.n = true, 0
+				return false
 			}
 		}
 		f.n = 0

@@ -156,7 +156,7 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 // count takes the request into the gauges.
 func (x *exchange) count() {
 	x.counted = true
-	x.s.inFlight.Add(1)
+	x.s.begun.Add(oneRequest)
 	x.s.o.Metrics.inFlight(x.route.index, 1)
 }
 
@@ -166,6 +166,9 @@ func (x *exchange) admit() *refusal {
 	bit, method := methodOf(h.Method())
 	x.rec.method = method
 	framed := x.readHead(h.RawHeaders())
+	if x.c.trusted {
+		x.rec.client = x.clientAddress()
+	}
 	path, origin, refused := target(h.RequestURI(), h.Host())
 	if refused == nil {
 		x.path, x.origin = path, origin
@@ -198,14 +201,14 @@ func (x *exchange) admit() *refusal {
 	if rt.kind == kindRefused {
 		return x.unread(&refusal{status: fasthttp.StatusNotImplemented, code: "not_supported", message: rt.remedy})
 	}
-	if rt.kind == kindProxy && bit != methodOptions && x.s.draining.Load() {
+	if rt.kind == kindProxy && bit != methodOptions && x.s.late.Load() {
 		return refuseDraining
 	}
 	if (rt.reading == readNone || bit == methodOptions) && x.declared != 0 {
 		return refuseNoBody
 	}
-	if x.declared > int64(x.live.settings.Limits.Body) {
-		return refuseBodySize
+	if x.declared > x.bodyLimit() {
+		return x.tooLarge()
 	}
 	if e := x.field(fieldContentEncoding); len(e) > 0 && !equalFold(e, "identity") && rt.reading == readJSON {
 		return refuseEncoding
@@ -299,7 +302,7 @@ func (x *exchange) receive() *refusal {
 	if reading == readForm && x.key.restricted() {
 		reading = readAny // whole: another model further down must not go unseen
 	}
-	limit := int(x.live.settings.Limits.Body)
+	limit := int(x.bodyLimit())
 	most := limit + 1
 	if reading == readForm {
 		limit = min(limit, formHead)
@@ -325,7 +328,7 @@ func (x *exchange) receive() *refusal {
 		}
 		if reading != readForm {
 			if x.body.n > limit {
-				return refuseBodySize
+				return x.tooLarge()
 			}
 			continue
 		}
@@ -508,9 +511,13 @@ func (x *exchange) reroute(router *routing.Router) *routing.Lease {
 	if x.rec.reroutes > 0 || x.spent || x.c.left() {
 		return nil
 	}
+	if !x.s.mayReroute() {
+		return nil
+	}
 	x.req.Exclude = append(x.req.Exclude, x.lease.Endpoint)
 	lease, err := router.Route(&x.req)
 	if err != nil {
+		x.s.reroutes.giveBack()
 		return nil
 	}
 	x.rec.reroutes++
@@ -663,6 +670,10 @@ func (x *exchange) buildHead(p *pool) {
 			if x.route.streams {
 				continue
 			}
+		case fieldForwarded:
+			if !x.c.trusted {
+				continue
+			}
 		case fieldAuthorization, fieldAPIKey:
 			if key != "" || x.live.keys != nil {
 				continue
@@ -682,7 +693,7 @@ func (x *exchange) buildHead(p *pool) {
 	b = append(b, x.rec.id...)
 	b = append(b, "\r\nX-Forwarded-For: "...)
 	for i := range x.fields {
-		if x.fields[i].id == fieldForwardedFor && len(x.fields[i].value) > 0 {
+		if x.c.trusted && x.fields[i].id == fieldForwardedFor && len(x.fields[i].value) > 0 {
 			b = append(b, x.fields[i].value...)
 			b = append(b, ", "...)
 		}

@@ -95,11 +95,14 @@ func unreadable(err error) *refusal {
 func (x *exchange) control() *refusal {
 	req := &x.req
 	for _, m := range req.Found {
-		if m.Field > 0 && string(req.Body[m.Value:m.To]) != "null" {
+		if m.Field > 0 && m.Field < x.live.firstLimited && string(req.Body[m.Value:m.To]) != "null" {
 			name := x.live.watch[m.Field]
 			return &refusal{status: fasthttp.StatusBadRequest, code: "forbidden_field", param: name,
 				message: "the field " + strconv.Quote(name) + " is not taken from clients (limits.deny_fields): leave it out"}
 		}
+	}
+	if r := x.capped(); r != nil {
+		return r
 	}
 	if !x.isolated() {
 		return nil

@@ -76,6 +76,7 @@ type Metrics struct {
 	bytesOut []prometheus.Observer // by route
 	overhead [len(overheadStages)]prometheus.Observer
 	retries  [len(retryKinds)]prometheus.Counter
+	denied   prometheus.Counter
 	aborts   [len(abortBy)][len(phaseNames)]prometheus.Counter
 
 	collectors []prometheus.Collector // all of the above
@@ -184,6 +185,7 @@ func NewMetrics(reg *prometheus.Registry, fleet *routing.Fleet, routeTemplates [
 	for i, kind := range retryKinds {
 		m.retries[i] = retries.WithLabelValues(kind)
 	}
+	m.denied = m.counter("kvgate_reroutes_denied_total", "Requests that got no second replica, as upstream.retry_percent and upstream.retry_min were used up.").WithLabelValues()
 	aborts := m.counter("kvgate_aborts_total", "Requests given up, by whom and how far they had come.", "by", "phase")
 	for i, by := range abortBy {
 		for p, phase := range phaseNames {

@@ -308,11 +308,41 @@ func TestHopByHop(t *testing.T) {
 
 func TestForwardedFor(t *testing.T) {
 	s := newStub(t, echo)
-	g := newGateway(t, nil, s)
-	a := g.dial().ask(post(chat, chatBody, "X-Forwarded-For: 10.1.1.1, 10.2.2.2", "x-forwarded-for: 10.3.3.3"))
-	if line := "X-Forwarded-For: 10.1.1.1, 10.2.2.2, 10.3.3.3, 127.0.0.1\r\n"; !strings.Contains(a.body, line) {
-		t.Errorf("sent on: got %q, want %q in it", a.body, line)
+	f := func(trusted, sent, client string, present []string, fields ...string) {
+		t.Helper()
+		g := newGateway(t, func(s *configs.Settings) {
+			if trusted != "" {
+				s.Server.TrustedProxies = strings.Split(trusted, ",")
+			}
+		}, s)
+		c := g.dial()
+		a := c.ask(post(chat, chatBody, fields...))
+		if line := "X-Forwarded-For: " + sent + "\r\n"; strings.Count(strings.ToLower(a.body), "x-forwarded-for:") != 1 || !strings.Contains(a.body, line) {
+			t.Errorf("trusted %q, %q: got %q sent on, want %q in it, once", trusted, fields, a.body, line)
+		}
+		for _, name := range []string{"X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Forwarded:"} {
+			if got, want := strings.Contains(a.body, name), slices.Contains(present, name); got != want {
+				t.Errorf("trusted %q: %s sent on: got %t, want %t", trusted, name, got, want)
+			}
+		}
+		if client == "" {
+			client = c.LocalAddr().String()
+		}
+		want(t, "client in the access log", g.line()["client"], any(client))
 	}
+	all := []string{"X-Forwarded-For: 10.1.1.1, 10.2.2.2", "x-forwarded-for: 10.3.3.3", "X-Forwarded-Host: h", "X-Forwarded-Proto: https", "X-Real-Ip: 10.1.1.1", "Forwarded: for=10.1.1.1"}
+	names := []string{"X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Forwarded:"}
+	f("", "127.0.0.1", "", nil, all...)
+	f("10.0.0.0/8", "127.0.0.1", "", nil, all...)
+	f("127.0.0.1", "10.1.1.1, 10.2.2.2, 10.3.3.3, 127.0.0.1", "10.3.3.3", names, all...)
+	f("127.0.0.0/8,10.3.0.0/16", "10.1.1.1, 10.2.2.2, 10.3.3.3, 127.0.0.1", "10.2.2.2", names, all...)
+	f("127.0.0.0/8,10.0.0.0/8", "10.1.1.1, 10.2.2.2, 10.3.3.3, 127.0.0.1", "10.1.1.1", names, all...)
+	f("127.0.0.1", "127.0.0.1", "", nil)
+	f("127.0.0.1", "spoof, fd00::1, 127.0.0.1", "fd00::1", nil, "X-Forwarded-For: spoof, fd00::1")
+	f("127.0.0.1,fd00::/8", "spoof, fd00::1, 127.0.0.1", "fd00::1", nil, "X-Forwarded-For: spoof, fd00::1")
+	f("127.0.0.1", "junk, 127.0.0.1", "", nil, "X-Forwarded-For: junk")
+	// A client behind the proxy cannot have what the gateway adds taken away.
+	f("", "127.0.0.1", "", nil, "Connection: close, x-forwarded-for")
 }
 
 func TestRequestID(t *testing.T) {
@@ -472,6 +502,7 @@ func TestSlowRequests(t *testing.T) {
 	s := newStub(t, plain)
 	g := newGateway(t, func(s *configs.Settings) {
 		s.Server.HeaderTimeout, s.Server.BodyTimeout, s.Server.IdleTimeout = 60*time.Millisecond, 60*time.Millisecond, 60*time.Millisecond
+		s.Server.MinUploadRate = 0
 	}, s)
 	t.Run("head", func(t *testing.T) {
 		c := g.dial()
@@ -506,6 +537,56 @@ func TestSlowRequests(t *testing.T) {
 	})
 }
 
+// A body that never pauses for long and never ends is ended by its rate; one that
+// makes the rate, or whose replica is slow to take it, is not.
+func TestUploadRate(t *testing.T) {
+	s := newStub(t, plain)
+	f := func(name string, rate configs.Size, head string, pieces int, status int) {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, func(s *configs.Settings) {
+				s.Server.BodyTimeout, s.Server.MinUploadRate = 100*time.Millisecond, rate
+			}, s)
+			c := g.dial()
+			c.say(head)
+			answered := make(chan *answer, 1)
+			go func() { answered <- c.answer("POST") }()
+			tick := time.NewTicker(10 * time.Millisecond)
+			defer tick.Stop()
+			for n := 0; pieces == 0 || n < pieces; n++ {
+				select {
+				case a := <-answered:
+					want(t, "status", a.StatusCode, status)
+					want(t, "code", strings.Contains(a.body, `"code":"request_timeout"`), status == 408)
+					want(t, "closed", a.Close, true)
+					return
+				case <-tick.C:
+					if _, err := io.WriteString(c.Conn, "          "); err != nil && status != 408 {
+						t.Fatalf("write: got %v, want no error", err)
+					}
+				}
+			}
+			c.say(chatBody)
+			want(t, "status", (<-answered).StatusCode, status)
+		})
+	}
+	start := func(n int) string {
+		return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", chat, n)
+	}
+	f("trickled", 1<<20, start(1<<20), 0, 408)
+	f("trickled without a limit", 0, start(10*30+len(chatBody)), 30, 200)
+	f("fast enough", 5, start(10*30+len(chatBody)), 30, 200)
+	form := "POST /v1/audio/transcriptions?model=m HTTP/1.1\r\nHost: h\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000\r\n\r\n" +
+		"--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\n"
+	f("trickled form", 1<<20, form, 0, 408)
+
+	t.Run("held up by the replica", func(t *testing.T) {
+		c := &conn{since: time.Unix(100, 0), bodyFrom: time.Unix(90, 0)}
+		c.heldUp(7 * time.Second)
+		want(t, "since", c.since, time.Unix(107, 0))
+		want(t, "bodyFrom", c.bodyFrom, time.Unix(97, 0))
+	})
+}
+
 // TestExpect: 100-continue is answered here, after the head was judged.
 func TestExpect(t *testing.T) {
 	s := newStub(t, plain)
@@ -513,7 +594,7 @@ func TestExpect(t *testing.T) {
 	f := func(name, path, expect string, length, status int) {
 		t.Run(name, func(t *testing.T) {
 			c := g.dial()
-			c.say(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: h\r\nExpect: %s\r\nContent-Length: %d\r\n\r\n", path, expect, length))
+			c.say(fmt.Sprintf("POST %s HTTP/1.1\r\nHost: h\r\n%s\r\nContent-Length: %d\r\n\r\n", path, expect, length))
 			if status == 200 {
 				line, err := c.ReadString('\n')
 				want(t, "interim", line, "HTTP/1.1 100 Continue\r\n")
@@ -533,10 +614,14 @@ func TestExpect(t *testing.T) {
 			c.closed()
 		})
 	}
-	f("accepted", chat, "100-continue", len(chatBody), 200)
-	f("too large", chat, "100-continue", 1001, 413)
-	f("no route", "/nowhere", "100-continue", 10, 404)
-	f("unknown", chat, "200-maybe", 10, 417)
+	f("accepted", chat, "Expect: 100-continue", len(chatBody), 200)
+	f("in other capitals", chat, "Expect: 100-CONTINUE", len(chatBody), 200)
+	f("in capitals", chat, "EXPECT: 100-Continue", len(chatBody), 200)
+	f("in small letters", chat, "expect:100-continue", len(chatBody), 200)
+	f("too large", chat, "Expect: 100-continue", 1001, 413)
+	f("too large in capitals", chat, "EXPECT: 100-CONTINUE", 1001, 413)
+	f("no route", "/nowhere", "Expect: 100-continue", 10, 404)
+	f("unknown", chat, "Expect: 200-maybe", 10, 417)
 	want(t, "in flight", g.InFlight(), 0)
 }
 

@@ -106,11 +106,13 @@ type route struct {
 	remedy   string // of a refused one
 }
 
-// prefixed routes end in / and match what is longer.
-var routeTable = []struct {
+// routeEntry is a route with its path; prefixes end in / and match what is longer.
+type routeEntry struct {
 	path string
 	route
-}{
+}
+
+var routeTable = []routeEntry{
 	{"", route{template: "passthrough", methods: methodsAll, reading: readAny, streams: true}},
 	{"/v1/chat/completions", route{methods: methodPost, api: routing.APIChat, ending: endingDone, streams: true}},
 	{"/v1/chat/completions/batch", route{methods: methodPost, api: routing.APIChatBatch, ending: endingDone, streams: true}},
@@ -234,11 +236,18 @@ func (t *routes) find(path []byte, passthrough []string) *route {
 		}
 	}
 	for _, p := range passthrough {
-		if stem, any := strings.CutSuffix(p, "*"); any && len(path) > len(stem) && string(path[:len(stem)]) == stem || string(path) == p {
+		if matchPattern(path, p) {
 			return &t.all[0]
 		}
 	}
 	return &unknownRoute
+}
+
+// matchPattern says whether a path is that of an item of routes.passthrough: the
+// same, or longer than a prefix that ends in /*.
+func matchPattern(path []byte, pattern string) bool {
+	stem, prefix := strings.CutSuffix(pattern, "*")
+	return prefix && len(path) > len(stem) && string(path[:len(stem)]) == stem || string(path) == pattern
 }
 
 // target splits a request target into path and query and refuses what a replica

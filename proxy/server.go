@@ -60,17 +60,22 @@ type Server struct {
 	watcher   watcher
 	buffers   buffers
 	exchanges sync.Pool
-	inFlight  atomic.Int64
-	draining  atomic.Bool
+	begun     atomic.Int64 // requests that have begun, in the upper half, and those of them that have not ended
+	reroutes  rerouteBudget
+	draining  atomic.Bool // every answer is the last of its connection
+	late      atomic.Bool // no request is served any more
 
 	made    time.Time
 	serving sync.WaitGroup
 
+	accepting sync.WaitGroup // Serve
+
 	mu        sync.Mutex
-	listeners []net.Listener
+	listeners []net.Listener // as given to Serve
 	conns     map[*conn]struct{}
 	changed   chan struct{} // closed when a connection ends, made anew by whoever waits
-	shut      bool
+	shut      bool          // Serve returns at once
+	full      bool          // no connection is taken any more
 }
 
 // live are the settings that requests read.
@@ -80,7 +85,19 @@ type live struct {
 	upstream *upstreamLimits
 	keys     *keyring      // nil: no key is asked for
 	cert     *listenerCert // nil: plain HTTP
-	watch    []string      // fields of a body to look for: cache_salt, and those that are denied
+	watch    []string      // fields of a body to look for: cache_salt, those that are denied, then those that are bounded
+
+	limited      []limitedField
+	firstLimited int           // in watch
+	bodies       []int64       // largest body by route.index, nil: limits.body for all
+	patterns     []patternBody // of routes.passthrough
+	trusted      networks
+}
+
+// patternBody is the largest body of an item of routes.passthrough.
+type patternBody struct {
+	path string
+	size int64
 }
 
 // New returns a Server that serves nothing yet. Errors: a file that the
@@ -129,6 +146,8 @@ func CheckFiles(settings *configs.Settings) error {
 	var problems configs.Problems
 	_, err := newUpstreamLimits(settings)
 	problems.Add(err)
+	_, _, err = routeBodies(settings)
+	problems.Add(err)
 	_, err = settings.TLS.Config()
 	problems.Add(err)
 	if file := settings.Auth.KeysFile; file != "" {
@@ -158,8 +177,19 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	if err != nil {
 		return nil, err
 	}
-	watch := append([]string{saltField}, own.Limits.DenyFields...)
-	return &live{settings: &own, Server: own.Server, upstream: l, keys: keys, cert: cert, watch: watch}, nil
+	in := &live{settings: &own, Server: own.Server, upstream: l, keys: keys, cert: cert, limited: limitedFields(&own.Limits), trusted: newNetworks(own.Server.TrustedProxies)}
+	if in.bodies, in.patterns, err = routeBodies(&own); err != nil {
+		return nil, err
+	}
+	in.watch = append([]string{saltField}, own.Limits.DenyFields...)
+	in.firstLimited = len(in.watch)
+	for _, f := range in.limited {
+		in.watch = append(in.watch, f.name)
+	}
+	if len(in.limited) > 0 {
+		in.watch = append(in.watch, samplingField)
+	}
+	return in, nil
 }
 
 // Apply puts other settings in force for the requests that come from now on. On
@@ -183,22 +213,24 @@ func (s *Server) Apply(settings *configs.Settings) error {
 // which case it returns nil. It may run on several listeners at once. With
 // tls.cert_file every one of them speaks TLS.
 func (s *Server) Serve(ln net.Listener) error {
-	if s.live.Load().cert != nil {
-		ln = tls.NewListener(ln, s.tlsConfig())
-	}
 	s.mu.Lock()
 	if s.shut {
 		s.mu.Unlock()
 		return ln.Close()
 	}
 	s.listeners = append(s.listeners, ln)
+	s.accepting.Add(1)
 	s.mu.Unlock()
+	defer s.accepting.Done()
+	if s.live.Load().cert != nil {
+		ln = tls.NewListener(ln, s.tlsConfig())
+	}
 	const longest = time.Second
 	pause := time.Duration(0)
 	for {
 		nc, err := ln.Accept()
 		if err != nil {
-			if s.draining.Load() {
+			if s.isShut() {
 				return nil
 			}
 			var temporary interface{ Temporary() bool }
@@ -230,7 +262,7 @@ func (s *Server) Serve(ln net.Listener) error {
 func (s *Server) opened(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shut || len(s.conns) >= s.live.Load().Server.MaxConns {
+	if s.full || len(s.conns) >= s.live.Load().Server.MaxConns {
 		return false
 	}
 	s.conns[c] = struct{}{}
@@ -290,21 +322,46 @@ func (s *Server) ready() error {
 }
 
 // InFlight returns the number of requests that have been read and not ended.
-func (s *Server) InFlight() int { return int(s.inFlight.Load()) }
+func (s *Server) InFlight() int { return int(uint32(s.begun.Load())) }
 
-// Shutdown stops accepting, closes idle connections, lets the streams finish
-// until ctx ends, then cuts them so that their clients see a broken transport.
-// It returns when nothing of the Server runs any more: nil, or ctx's error when
-// streams were cut. Readiness is off from the begin; a request that still comes
-// on an open connection is refused with 503 and the connection closed.
-func (s *Server) Shutdown(ctx context.Context) error {
-	s.draining.Store(true)
-	s.mu.Lock()
-	s.shut = true
-	for _, ln := range s.listeners {
-		_ = ln.Close()
+// oneRequest begins a request in Server.begun; -1 ends it.
+const oneRequest = 1<<32 + 1
+
+// mayReroute takes one reroute of the budget, or counts that there was none.
+func (s *Server) mayReroute() bool {
+	l := &s.live.Load().settings.Upstream
+	ok := s.reroutes.take(time.Now(), uint32(s.begun.Load()>>32), l.RetryPercent, l.RetryMin)
+	if !ok {
+		s.o.Metrics.denied.Inc()
 	}
-	s.listeners = nil
+	return ok
+}
+
+// Leave makes every answer from now on the last one of its connection, and
+// readiness fails: clients and load balancers go elsewhere before Shutdown.
+func (s *Server) Leave() { s.draining.Store(true) }
+
+// lastAccepts is how long connections that the kernel has taken are still fetched
+// from it when the listener is about to close, which would reset them.
+const lastAccepts = 50 * time.Millisecond
+
+// Shutdown stops accepting, serves what still comes on open connections for
+// drain.grace, then closes those that are idle, lets the streams finish until ctx
+// ends, and cuts them so that their clients see a broken transport. It returns
+// when nothing of the Server runs any more: nil, or ctx's error when streams were
+// cut. Readiness is off from the begin; a request that comes behind the grace is
+// refused with 503. Every answer closes its connection.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.Leave()
+	grace := s.live.Load().settings.Drain.Grace
+	s.stopAccepting(grace > 0)
+	if grace > 0 {
+		within, done := context.WithTimeout(ctx, grace)
+		_ = s.waitConns(within)
+		done()
+	}
+	s.late.Store(true)
+	s.mu.Lock()
 	idle := s.openConns()
 	s.mu.Unlock()
 	for _, c := range idle {
@@ -326,6 +383,35 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.transport.close()
 	s.watcher.close()
 	return err
+}
+
+// isShut says whether Shutdown has been called.
+func (s *Server) isShut() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shut
+}
+
+// stopAccepting closes the listeners, and returns when no connection is taken any
+// more. What the kernel has taken is fetched first if fetch says so.
+func (s *Server) stopAccepting(fetch bool) {
+	s.mu.Lock()
+	s.shut = true
+	listeners := s.listeners
+	s.listeners = nil
+	s.mu.Unlock()
+	for _, ln := range listeners {
+		if l, ok := ln.(interface{ SetDeadline(time.Time) error }); !fetch || !ok || l.SetDeadline(time.Now().Add(lastAccepts)) != nil {
+			_ = ln.Close()
+		}
+	}
+	s.accepting.Wait()
+	for _, ln := range listeners {
+		_ = ln.Close()
+	}
+	s.mu.Lock()
+	s.full = true
+	s.mu.Unlock()
 }
 
 // openConns returns the open connections. The caller holds mu.

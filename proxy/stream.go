@@ -134,7 +134,7 @@ func (x *exchange) end() {
 	}
 	if x.counted {
 		s.o.Metrics.inFlight(x.route.index, -1)
-		s.inFlight.Add(-1)
+		s.begun.Add(-1)
 	}
 	x.recycle()
 }

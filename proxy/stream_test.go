@@ -289,6 +289,85 @@ func TestDrainDeadline(t *testing.T) {
 	eventually(t, "the replica's connections are closed", func() bool { return s.open.Load() == 0 })
 }
 
+// Whoever has a connection when the listener closes has its next request served:
+// one that was just accepted, one that was kept, one in the kernel's queue.
+func TestDrainGrace(t *testing.T) {
+	s := newStub(t, plain)
+	var queue *lateListener
+	g := newGatewayWith(t, func(s *configs.Settings) { s.Drain.Grace = patience }, nil, func(ln net.Listener) net.Listener {
+		queue = &lateListener{TCPListener: ln.(*net.TCPListener), hold: make(chan bool), reached: make(chan bool)}
+		return queue
+	}, s)
+	kept, fresh := g.dial(), g.dial()
+	a := kept.ask(post(chat, chatBody))
+	want(t, "before", a.StatusCode, 200)
+	want(t, "before: Connection: close", a.Close, false)
+	eventually(t, "both are accepted", func() bool { return g.value("kvgate_conns_open{}") == 2 })
+	queue.late.Store(true)
+	queued := g.dial()
+	<-queue.reached
+	g.Leave()
+	a = kept.ask(post(chat, chatBody))
+	want(t, "leaving", a.StatusCode, 200)
+	want(t, "leaving: Connection: close", a.Close, true)
+	kept.closed()
+	if err := g.ready(); err == nil {
+		t.Error("ready: got nil, want draining")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- g.Shutdown(context.Background()) }()
+	eventually(t, "the listener is about to close", g.isShut)
+	close(queue.hold)
+	for name, c := range map[string]*client{"fresh": fresh, "queued": queued} {
+		a := c.ask(post(chat, chatBody))
+		want(t, name, a.StatusCode, 200)
+		want(t, name+": Connection: close", a.Close, true)
+		c.closed()
+	}
+	want(t, "Shutdown", <-ended, error(nil)) // as soon as the last one is gone
+	want(t, "served", s.requests.Load(), int64(4))
+}
+
+// lateListener holds a connection back, as a queue would, until hold is closed.
+type lateListener struct {
+	*net.TCPListener
+	late          atomic.Bool
+	hold, reached chan bool
+}
+
+func (l *lateListener) Accept() (net.Conn, error) {
+	c, err := l.TCPListener.Accept()
+	if err == nil && l.late.Load() {
+		close(l.reached)
+		<-l.hold
+	}
+	return c, err
+}
+
+// Those that say nothing are closed when the grace is over, and later ones refused.
+func TestDrainGraceEnds(t *testing.T) {
+	s := newStub(t, plain)
+	g := newGateway(t, func(s *configs.Settings) { s.Drain.Grace = 20 * time.Millisecond }, s)
+	idle, late := g.dial(), g.dial()
+	late.say("POST " + chat + " HTTP/1.1\r\n")
+	eventually(t, "a request is on its way", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for c := range g.conns {
+			if connState(c.state.Load()) == connReading {
+				return len(g.conns) == 2
+			}
+		}
+		return false
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- g.Shutdown(context.Background()) }()
+	idle.closed()
+	late.say(strings.TrimPrefix(post(chat, chatBody), "POST "+chat+" HTTP/1.1\r\n"))
+	want(t, "late request", late.answer("POST").StatusCode, 503)
+	want(t, "Shutdown", <-ended, error(nil))
+}
+
 func TestServeAfterShutdown(t *testing.T) {
 	g := newGateway(t, nil)
 	want(t, "Shutdown", g.Shutdown(context.Background()), error(nil))

@@ -266,6 +266,7 @@ type gateway struct {
 // quick makes timeouts short enough for a test to wait for.
 func quick(s *configs.Settings) {
 	s.Upstream.ConnectTimeout = 2 * time.Second
+	s.Drain.Grace = 0
 }
 
 func newGateway(t testing.TB, change func(*configs.Settings), stubs ...*stub) *gateway {
