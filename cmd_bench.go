@@ -22,7 +22,7 @@ func newBenchCommand() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand(), newProxyCommand(), newSoakCommand())
+	cmd.AddCommand(newFakeVLLMCommand(), newRoutingCommand(), newSocketsCommand(), newProxyCommand(), newSoakCommand())
 	return cmd
 }
 

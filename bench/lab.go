@@ -39,6 +39,7 @@ type LabOptions struct {
 type Policy struct {
 	Name   string
 	Config *configs.Scheduling // nil: the oracle
+	Text   string              // the configuration as YAML, of a named policy but the default and the oracle
 	Stall  float64             // oracle: how much worse own prefill is than waiting (b)
 }
 
@@ -627,7 +628,7 @@ schedulingProfiles:
 `, cacheTokens/engineBlock)
 	}
 	cfg, err := configs.ParseScheduling(name, []byte(text))
-	return Policy{Name: name, Config: cfg}, err
+	return Policy{Name: name, Config: cfg, Text: text}, err
 }
 
 // LabRow is a policy's result as a line of the table. Times are seconds, hits
