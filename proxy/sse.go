@@ -320,14 +320,38 @@ func readUsage(b []byte, u *usage) {
 			continue
 		}
 		if v, ok := value(b[from:]); ok && len(v) > 0 && v[0] == '{' {
-			from = len(b) - len(v) + usageObject(v, u, 0)
+			o := usageObject{usage: noUsage}
+			from = len(b) - len(v) + o.read(v, 0)
+			o.addTo(u)
 		}
 	}
 }
 
-// usageObject reads the numbers of the object at the begin of b and returns how
-// far it has read. Details are objects inside; what is unknown is skipped.
-func usageObject(b []byte, u *usage, depth int) int {
+// usageObject is what one usage object tells.
+type usageObject struct {
+	usage
+	beside int64 // Anthropic's cache reads and writes, which its input_tokens do not count
+}
+
+// addTo takes over what was told. A later zero takes nothing back: a stream tells
+// the prompt's tokens once.
+func (o *usageObject) addTo(u *usage) {
+	if o.prompt >= 0 {
+		o.prompt += o.beside
+	}
+	for _, x := range [...]struct {
+		dst *int64
+		n   int64
+	}{{&u.prompt, o.prompt}, {&u.cached, o.cached}, {&u.output, o.output}} {
+		if x.n > 0 || x.n == 0 && *x.dst < 0 {
+			*x.dst = x.n
+		}
+	}
+}
+
+// read takes in the numbers of the object at the begin of b and returns how far
+// it has read. Details are objects inside; what is unknown is skipped.
+func (o *usageObject) read(b []byte, depth int) int {
 	i := 1
 	for i < len(b) {
 		switch c := b[i]; c {
@@ -342,12 +366,12 @@ func usageObject(b []byte, u *usage, depth int) int {
 				continue
 			}
 			i = len(b) - len(v)
-			told(u, key, v)
+			o.told(key, v)
 		case '{':
 			if depth >= 8 {
 				return len(b)
 			}
-			i += usageObject(b[i:], u, depth+1)
+			i += o.read(b[i:], depth+1)
 		default:
 			i++
 		}
@@ -368,20 +392,23 @@ func stringEnd(b []byte, i int) int {
 	return len(b)
 }
 
-func told(u *usage, key, v []byte) {
-	var dst *int64
-	switch string(key) {
-	case "prompt_tokens", "input_tokens":
-		dst = &u.prompt
-	case "completion_tokens", "output_tokens":
-		dst = &u.output
-	case "cached_tokens", "cache_read_input_tokens":
-		dst = &u.cached
-	default:
+func (o *usageObject) told(key, v []byte) {
+	n := scanNumber(v)
+	if n < 0 {
 		return
 	}
-	if n := scanNumber(v); n > 0 || n == 0 && *dst < 0 {
-		*dst = n // a later zero takes nothing back: a stream tells the prompt's tokens once
+	switch string(key) {
+	case "prompt_tokens", "input_tokens":
+		o.prompt = n
+	case "completion_tokens", "output_tokens":
+		o.output = n
+	case "cached_tokens":
+		o.cached = n
+	case "cache_read_input_tokens":
+		o.cached = n
+		o.beside += n
+	case "cache_creation_input_tokens":
+		o.beside += n
 	}
 }
 

@@ -73,7 +73,10 @@ func TestTap(t *testing.T) {
 		"event: content_block_start\ndata: {\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"+
 		"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"hi\"}}\n\n"+
 		"event: message_delta\ndata: {\"usage\":{\"input_tokens\":0,\"output_tokens\":5}}\n\n"+
-		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", tapResult{Events: 5, Usage: usage{20, 16, 5}, Content: true, Ended: true, Boundary: true})
+		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n", tapResult{Events: 5, Usage: usage{36, 16, 5}, Content: true, Ended: true, Boundary: true})
+	f("messages tell what is cached at the end", endingMessages, "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":1034,\"output_tokens\":0}}}\n\n"+
+		"data: {\"type\":\"message_delta\",\"usage\":{\"input_tokens\":10,\"output_tokens\":3,\"cache_creation_input_tokens\":32,\"cache_read_input_tokens\":992}}\n\n",
+		tapResult{Events: 2, Usage: usage{1034, 992, 3}, Boundary: true})
 	f("messages without event lines", endingMessages, "data: {\"type\":\"content_block_delta\"}\n\ndata: {\"type\": \"message_stop\"}\n\n", tapResult{Events: 2, Usage: none, Content: true, Ended: true, Boundary: true})
 	f("message_stop elsewhere", endingDone, "event: message_stop\ndata: {}\n\n", tapResult{Events: 1, Usage: none, Boundary: true})
 	f("responses", endingResponses, "event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\nevent: response.completed\ndata: {\"response\":{\"output\":[{\"type\":\"message\"}],\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":3},\"output_tokens\":2}}}\n\n",
