@@ -17,6 +17,26 @@ type prompt struct {
 	modelAt       int // offset of a model that is no string, -1 when there is none
 	maxCompletion int64
 	extraKey      []byte
+	unclear       unclear
+}
+
+// unclear holds a bit for every field that makes the cached tokens of the answer
+// say something else than what was held of the prompt: vLLM tells of one of several
+// samples, the siblings of which find the prompt, and reads no cache where the
+// probabilities of the prompt itself are asked for.
+type unclear uint8
+
+const (
+	unclearSamples unclear = 1 << iota
+	unclearLogprobs
+	unclearEcho
+)
+
+// set notes what the last of equal fields says.
+func (u *unclear) set(bit unclear, on bool) {
+	if *u &^= bit; on {
+		*u |= bit
+	}
 }
 
 // span is a range of pieces.
@@ -73,7 +93,7 @@ func (p *prompt) reset() {
 	p.sections = [maxSections]span{}
 	p.recall.reset()
 	p.done = false
-	p.maxCompletion, p.extraKey, p.modelAt = 0, nil, -1
+	p.maxCompletion, p.extraKey, p.modelAt, p.unclear = 0, nil, -1, 0
 }
 
 // Parse scans r.Body once. It fills Model, Salt, Stream, WantsUsage, MaxTokens
@@ -161,6 +181,16 @@ func (r *Request) field(key []byte, i int) int {
 	case "stream_options":
 		r.WantsUsage, i = p.includeUsage(i)
 		return i
+	case "n":
+		samples, end := p.count(i)
+		p.unclear.set(unclearSamples, samples > 1)
+		return end
+	case "prompt_logprobs":
+		p.unclear.set(unclearLogprobs, p.peek(i) != 'n')
+		return p.skip(i)
+	case "echo":
+		p.unclear.set(unclearEcho, p.peek(i) == 't')
+		return p.skip(i)
 	}
 	switch r.API {
 	case APIChat, APIChatBatch:

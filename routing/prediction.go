@@ -106,9 +106,13 @@ func (r *Router) expect(req *Request, c Candidate) {
 	}
 }
 
-// compare takes in what an engine said about a prompt. The caller holds the fleet's lock.
+// compare takes in what an engine said about a prompt. Of several prompts, vLLM
+// tells what was found of one of them. The caller holds the fleet's lock.
 func (r *Router) compare(req *Request, e *Endpoint, prompt, cached int64) {
 	w := &req.work
+	if len(req.Ends) > 1 || req.prompt.unclear != 0 {
+		return
+	}
 	for i := range r.producers {
 		if ch := &w.chains[i]; len(ch.hashes) > 0 && !r.producers[i].places {
 			r.columns[i].predictions.of(e).add(w.expected[i].cached, prompt, cached)

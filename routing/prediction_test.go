@@ -66,6 +66,37 @@ func TestPredictionStats(t *testing.T) {
 	}
 }
 
+// TestUnclearAnswersJudgeNothing: what vLLM tells of one of several prompts or
+// samples, or of a prompt for which it reads no cache, is not about the prediction.
+func TestUnclearAnswersJudgeNothing(t *testing.T) {
+	f := func(t *testing.T, body string, want uint64) {
+		t.Helper()
+		fleet := readyFleet(t, newTestClock(), "a")
+		r := newTestRouter(t, fleet, "plugins:\n- {type: prefix-cache-scorer}\n")
+		req := &Request{API: APICompletions, Body: []byte(body)}
+		if err := req.Parse(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := r.Route(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Usage(400, 96)
+		l.Done(Completed)
+		if got := fleet.PredictionStats()[0].Answers; got != want {
+			t.Errorf("%s: got %d answers that count, want %d", body, got, want)
+		}
+	}
+	f(t, `{"prompt":"a"}`, 1)
+	f(t, `{"prompt":["a"],"n":1,"echo":false,"prompt_logprobs":null}`, 1)
+	f(t, `{"prompt":"a","n":2,"n":1}`, 1)
+	f(t, `{"prompt":"a","n":null,"logprobs":3}`, 1)
+	f(t, `{"prompt":["a","b"]}`, 0)
+	f(t, `{"prompt":"a","n":2}`, 0)
+	f(t, `{"prompt":"a","echo":true,"logprobs":1}`, 0)
+	f(t, `{"prompt":"a","prompt_logprobs":0}`, 0)
+}
+
 // TestRestartIsNoticed: a replica that has lost its cache is believed to be empty
 // within a few answers, and what it has computed since is remembered.
 func TestRestartIsNoticed(t *testing.T) {
