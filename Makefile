@@ -90,7 +90,7 @@ fuzz: ## Run every fuzz target for FUZZTIME each
 		listed=$$(go test -list '^Fuzz' $$pkg); \
 		for target in $$(echo "$$listed" | grep '^Fuzz' | grep -e '$(FUZZ)'); do \
 			echo "== $$pkg $$target"; \
-			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
 		done; \
 	done
 

@@ -122,6 +122,7 @@ func (x *exchange) end() {
 	}
 	x.release(x.whole && x.answer.done && x.resp.keep && x.up != nil && x.up.leftover() == 0 && !x.c.wasCut())
 	if l := x.lease; l != nil {
+		l.Output = x.tap.usage.output
 		l.Usage(x.tap.usage.prompt, x.tap.usage.cached)
 		l.Done(x.outcome)
 		x.lease = nil

@@ -34,6 +34,9 @@ type Lease struct {
 	Reason Reason
 	// Ties is the number of candidates that scored as well as the picked one.
 	Ties int
+	// Output is the number of tokens that the engine has generated, when it told
+	// so. The caller sets it before Usage.
+	Output int64
 
 	router    *Router
 	req       *Request

@@ -103,6 +103,7 @@ type Column struct {
 	Cached []int64
 
 	predictions *predictions // how well the producer has predicted so far
+	hashes      []uint64     // of the request's prompt, where marks may tell more than Matched; else empty
 }
 
 // chain holds the block hashes that one producer made of one request, kept for

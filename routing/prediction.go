@@ -15,6 +15,7 @@ import (
 type predictions struct {
 	producer string
 	bySlot   []prediction
+	marks    marks
 }
 
 // prediction is the record of one endpoint.
@@ -48,7 +49,9 @@ const errorAlpha = 0.1
 // expectation is what a producer says of the endpoint that was picked.
 type expectation struct {
 	matched int
-	cached  int64 // real tokens
+	cached  int64   // real tokens, as many as were thought to be in the prompt
+	part    float64 // the same as a part of the prompt, of which the answer tells the tokens; -1: they were known
+	marked  bool    // the answer teaches marks
 	epoch   uint32
 }
 
@@ -102,20 +105,36 @@ func (r *Router) expect(req *Request, c Candidate) {
 			continue
 		}
 		col := &r.columns[i]
-		w.expected[i] = expectation{int(col.Matched[c.Row]), req.cached(col, c.Row), col.predictions.of(c.Endpoint).epoch}
+		x := expectation{int(col.Matched[c.Row]), req.cached(col, c.Row), -1, len(col.hashes) > 0, col.predictions.of(c.Endpoint).epoch}
+		if n := req.PromptTokens(); w.perToken > 0 && n > 0 && col.mark(c.Row) < 0 {
+			x.part = float64(x.cached) / float64(n)
+		}
+		w.expected[i] = x
 	}
 }
 
 // compare takes in what an engine said about a prompt. Of several prompts, vLLM
 // tells what was found of one of them. The caller holds the fleet's lock.
-func (r *Router) compare(req *Request, e *Endpoint, prompt, cached int64) {
-	w := &req.work
+func (r *Router) compare(l *Lease, prompt, cached int64) {
+	req, e, w := l.req, l.Endpoint, &l.req.work
 	if len(req.Ends) > 1 || req.prompt.unclear != 0 {
 		return
 	}
 	for i := range r.producers {
 		if ch := &w.chains[i]; len(ch.hashes) > 0 && !r.producers[i].places {
-			r.columns[i].predictions.of(e).add(w.expected[i].cached, prompt, cached)
+			x, p := &w.expected[i], r.columns[i].predictions
+			if x.part >= 0 {
+				x.cached = int64(math.Round(x.part * float64(prompt)))
+			}
+			x.cached = min(x.cached, prompt)
+			p.of(e).add(x.cached, prompt, cached)
+			if x.marked {
+				block := int64(0)
+				if o := e.Observation(); o != nil {
+					block = int64(o.BlockTokens)
+				}
+				p.marks.learn(req, ch, x.matched, prompt, cached, max(l.Output, 0), block)
+			}
 		}
 	}
 	for _, o := range r.observers {

@@ -191,8 +191,8 @@ func (a *approxProducer) Match(r *Request, ch *chain, c []Candidate, col *Column
 	}
 }
 
-func (a *approxProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
-	a.fit(e)
+func (a *approxProducer) Picked(r *Request, ch *chain, e *Endpoint) {
+	a.fit(r, e)
 	if ch.fresh == nil {
 		ch.fresh = make([]uint64, 0, len(ch.hashes)) // nil would mean: do not tell
 	}
@@ -265,12 +265,14 @@ type learnedCapacity struct {
 
 // fit sizes the endpoint's LRU: its cache in tokens over our block size, times
 // what was learned. llm-d takes the engine's number of blocks for ours, four
-// times too many with 16-token blocks.
-func (a *approxProducer) fit(e *Endpoint) {
+// times too many with 16-token blocks. A block of estimated tokens has as many of
+// the engine's as were learned for the model.
+func (a *approxProducer) fit(r *Request, e *Endpoint) {
 	want := a.capacity
 	if a.autoTune {
 		if o := e.Observation(); o != nil && o.CapacityTokens > 0 {
-			want = max(1, int(o.CapacityTokens/int64(a.store.blockTokens)))
+			block := float64(a.store.blockTokens) * bytesPerToken / a.fleet.ratioOf(r.Model).bytesPer()
+			want = max(1, int(float64(o.CapacityTokens)/block))
 		}
 		if e.slot < len(a.store.learned) && a.store.learned[e.slot].endpoint == e {
 			want = max(1, int(float64(want)*a.store.learned[e.slot].factor))

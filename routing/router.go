@@ -199,6 +199,7 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 		clear(col.Matched)
 		col.Total, col.BlockTokens, col.Cached = 0, 0, col.Cached[:0]
 		p.Match(req, &req.work.chains[i], c, col)
+		col.remember(req, &req.work.chains[i])
 	}
 	if r.primary >= 0 {
 		ex.matched(&r.columns[r.primary])
@@ -265,6 +266,9 @@ func (r *Request) uncached(col *Column, row int) int64 {
 
 // cached returns the prompt tokens expected in the cache of the candidate of a row.
 func (r *Request) cached(col *Column, row int) int64 {
+	if n := col.mark(row); n >= 0 {
+		return n
+	}
 	return r.realTokens(min(r.held(col, row), r.hashedTokens()))
 }
 
@@ -300,7 +304,7 @@ func (r *Router) usage(l *Lease, prompt, cached int64) {
 	defer r.fleet.mu.Unlock()
 	r.fleet.learnTokens(l.req, prompt)
 	if cached >= 0 && !l.Endpoint.gone.Load() {
-		r.compare(l.req, l.Endpoint, prompt, cached)
+		r.compare(l, prompt, cached)
 	}
 }
 
