@@ -160,7 +160,7 @@ func listenAdmin(addr string) (net.Listener, error) {
 		}
 		ln, err := net.Listen("unix", path)
 		if err == nil {
-			if err = os.Chmod(path, 0o660); err != nil { //nolint:gosec // the group is whom the operator lets in
+			if err = os.Chmod(path, 0o660); err != nil { // #nosec G302 -- the group is whom the operator lets in
 				_ = ln.Close()
 				return nil, err
 			}

@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -90,6 +91,9 @@ func (r Replica) Normalize() (Replica, error) {
 	}
 	hostPort := net.JoinHostPort(canonicalHost(u.Hostname()), port)
 	r.URL = u.Scheme + "://" + hostPort
+	if err := r.access(); err != nil {
+		return r, err
+	}
 	if r.Name == "" {
 		r.Name = hostPort
 	}
@@ -102,4 +106,31 @@ func (r Replica) Normalize() (Replica, error) {
 		}
 	}
 	return r, nil
+}
+
+// AccessLabels are the labels that stand for a replica's own api_key_file and so
+// on where there is nothing but labels: in llm-d's file-discovery format. They
+// name files of this machine, so only whoever writes its configuration may set them.
+var AccessLabels = [...]string{"kvgate.io/api-key-file", "kvgate.io/ca-file", "kvgate.io/client-cert-file", "kvgate.io/client-key-file", "kvgate.io/server-name"}
+
+// access takes over what the labels say and judges all of it.
+func (r *Replica) access() error {
+	fields := [...]struct {
+		name  string
+		value *string
+	}{{"api_key_file", &r.APIKeyFile}, {"ca_file", &r.CAFile}, {"client_cert_file", &r.ClientCertFile}, {"client_key_file", &r.ClientKeyFile}, {"server_name", &r.ServerName}}
+	for i, f := range fields {
+		label := r.Labels[AccessLabels[i]]
+		if label != "" && *f.value != "" && *f.value != label {
+			return fmt.Errorf("%s and the label %s differ: keep one of them", f.name, AccessLabels[i])
+		}
+		*f.value = cmp.Or(*f.value, label)
+	}
+	switch {
+	case (r.ClientCertFile == "") != (r.ClientKeyFile == ""):
+		return errors.New("client_cert_file and client_key_file belong together: set both, or none")
+	case r.ServerName != "" && !validHost(r.ServerName):
+		return fmt.Errorf("server_name: %s is no host name", quote(r.ServerName))
+	}
+	return nil
 }

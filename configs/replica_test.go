@@ -28,6 +28,39 @@ func TestReplicaNormalize(t *testing.T) {
 	f(Replica{Name: "A.b-1:x", URL: "http://a"}, "A.b-1:x", "http://a:80")
 }
 
+// What a replica has of its own stands in fields, or in labels where there is nothing else.
+func TestReplicaAccess(t *testing.T) {
+	labels := func(values ...string) map[string]string {
+		m := map[string]string{"x": "y"}
+		for i, v := range values {
+			if v != "" {
+				m[AccessLabels[i]] = v
+			}
+		}
+		return m
+	}
+	f := func(in Replica, want string) {
+		t.Helper()
+		in.URL = "https://h:1"
+		n, err := in.Normalize()
+		got := strings.Join([]string{n.APIKeyFile, n.CAFile, n.ClientCertFile, n.ClientKeyFile, n.ServerName}, " ")
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%+v: got %s, want %s", in, got, want)
+		}
+	}
+	f(Replica{}, "    ")
+	f(Replica{APIKeyFile: "k", CAFile: "a", ClientCertFile: "c", ClientKeyFile: "e", ServerName: "s"}, "k a c e s")
+	f(Replica{Labels: labels("k", "a", "c", "e", "s")}, "k a c e s")
+	f(Replica{APIKeyFile: "k", Labels: labels("k", "a")}, "k a   ")
+	f(Replica{APIKeyFile: "k", Labels: labels("other")}, "api_key_file and the label kvgate.io/api-key-file differ: keep one of them")
+	f(Replica{ClientCertFile: "c"}, "client_cert_file and client_key_file belong together: set both, or none")
+	f(Replica{Labels: labels("", "", "", "e")}, "client_cert_file and client_key_file belong together: set both, or none")
+	f(Replica{ServerName: "a b"}, `server_name: "a b" is no host name`)
+}
+
 func TestReplicaNormalizeErrors(t *testing.T) {
 	f := func(url, want string) {
 		t.Helper()

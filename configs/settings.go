@@ -38,7 +38,15 @@ type Replica struct {
 	Namespace string            `mapstructure:"namespace"` // default: "default"
 	URL       string            `mapstructure:"url"`       // http:// or https://, no path
 	Labels    map[string]string `mapstructure:"labels"`
-	Source    string            `mapstructure:"-"` // where it was declared, for messages
+
+	// In place of the settings of the same names under upstream; "": those hold.
+	APIKeyFile     string `mapstructure:"api_key_file"`
+	CAFile         string `mapstructure:"ca_file"`
+	ClientCertFile string `mapstructure:"client_cert_file"`
+	ClientKeyFile  string `mapstructure:"client_key_file"`
+	ServerName     string `mapstructure:"server_name"`
+
+	Source string `mapstructure:"-"` // where it was declared, for messages
 }
 
 // Log configures the process log and the access log.

@@ -100,6 +100,13 @@ func (l *Loaded) Rows() []Row {
 			for _, label := range slices.Sorted(maps.Keys(r.Labels)) {
 				value += " " + label + "=" + r.Labels[label]
 			}
+			for _, own := range [...][2]string{
+				{"api_key_file", r.APIKeyFile}, {"ca_file", r.CAFile}, {"client_cert_file", r.ClientCertFile}, {"client_key_file", r.ClientKeyFile}, {"server_name", r.ServerName},
+			} {
+				if own[1] != "" {
+					value += " " + own[0] + "=" + own[1]
+				}
+			}
 			rows = append(rows, Row{fmt.Sprintf("%s[%d]", replicasKey, i), value, r.Source})
 		}
 	}

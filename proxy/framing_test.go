@@ -151,10 +151,10 @@ func (f *framingStub) take() (sent string, odd, hidden []string) {
 }
 
 // answers reads the answers on a connection until it is closed, or until there
-// are as many as are due and a moment brings no more.
-func (c *client) answers(due int) (statuses []int, closed bool) {
+// are as many as are due, it is not to be closed, and a moment brings no more.
+func (c *client) answers(due int, closes bool) (statuses []int, closed bool) {
 	for {
-		if len(statuses) >= due && c.Buffered() == 0 {
+		if len(statuses) >= due && c.Buffered() == 0 && !closes {
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		}
 		if _, err := c.Peek(1); err != nil {
@@ -204,7 +204,7 @@ func TestFraming(t *testing.T) {
 				_ = c.Conn.(*net.TCPConn).CloseWrite()
 			}
 		}()
-		statuses, closed := c.answers(len(tc.statuses))
+		statuses, closed := c.answers(len(tc.statuses), tc.closes)
 		if tc.cut {
 			closed = tc.closes
 			if n := len(statuses); n == len(tc.statuses)+1 && statuses[n-1] >= 400 {

@@ -660,7 +660,7 @@ func (x *exchange) buildHead(p *pool) {
 	b = append(b, " HTTP/1.1\r\nHost: "...)
 	b = append(b, p.authority...)
 	b = append(b, "\r\n"...)
-	key := x.live.upstream.apiKey
+	key := x.live.upstream.credentials(p.endpoint).Authorization
 	for i := range x.fields {
 		f := &x.fields[i]
 		switch f.id {

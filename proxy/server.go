@@ -70,6 +70,10 @@ type Server struct {
 
 	accepting sync.WaitGroup // Serve
 
+	end        sync.Once
+	ended      chan struct{} // closed by Shutdown
+	background sync.WaitGroup
+
 	mu        sync.Mutex
 	listeners []net.Listener // as given to Serve
 	conns     map[*conn]struct{}
@@ -115,6 +119,8 @@ func New(o Options) (*Server, error) {
 	s.buffers.budget.Store(int64(o.Settings.Limits.Buffered))
 	s.transport = newTransport(l.upstream, &s.buffers, o.Metrics.upstreamError)
 	s.watcher = newWatcher()
+	s.ended = make(chan struct{})
+	s.background.Go(s.trim)
 	s.http = fasthttp.Server{
 		Handler:        s.handle,
 		ErrorHandler:   s.errorHandler,
@@ -380,6 +386,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		_ = s.waitConns(context.Background())
 	}
 	s.serving.Wait()
+	s.end.Do(func() { close(s.ended) })
+	s.background.Wait()
 	s.transport.close()
 	s.watcher.close()
 	return err

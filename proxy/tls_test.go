@@ -220,6 +220,51 @@ func TestTLSUpstream(t *testing.T) {
 	}
 }
 
+// A replica's own key, CA, name and certificate are those of its traffic, and of
+// no other replica's.
+func TestReplicaCredentials(t *testing.T) {
+	replica, own := t.TempDir(), t.TempDir()
+	cert := issue(t, replica, "replica.internal")
+	issue(t, own, "kvgate")
+	s := newStubOn(t, &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trust(t, own)}, reflectRequests)
+	other := newStub(t, reflectRequests)
+	key := writeFile(t, "k-own")
+	g := newGateway(t, func(set *configs.Settings) { set.Upstream.APIKeyFile = writeFile(t, "k-common") })
+	f := func(r configs.Replica, status int, authorization string) {
+		t.Helper()
+		c, err := r.Credentials(g.live.Load().upstream.all, configs.Position{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.setSpecs([]routing.EndpointSpec{{Name: "r0", URL: strings.Replace(s.url(), "http://", "https://", 1), Credentials: c}})
+		a := g.dial().ask(post(chat, chatBody, "Authorization: Bearer client"))
+		want(t, "status", a.StatusCode, status)
+		if status == 200 && (!strings.Contains(a.body, "Authorization: "+authorization+"\r\n") || strings.Contains(a.body, "client")) {
+			t.Errorf("sent on: got %q, want %q in it", a.body, authorization)
+		}
+	}
+	whole := configs.Replica{
+		APIKeyFile: key, CAFile: filepath.Join(replica, "cert.pem"), ServerName: "replica.internal",
+		ClientCertFile: filepath.Join(own, "cert.pem"), ClientKeyFile: filepath.Join(own, "key.pem"),
+	}
+	f(whole, 200, "Bearer k-own")
+	without := whole
+	without.APIKeyFile = ""
+	f(without, 200, "Bearer k-common")
+	without = whole
+	without.ServerName = "other.internal"
+	g.setSpecs(nil) // so that no connection is left
+	f(without, 502, "")
+	without = whole
+	without.ClientCertFile, without.ClientKeyFile = "", ""
+	f(without, 502, "")
+	f(configs.Replica{}, 502, "")
+	g.setSpecs([]routing.EndpointSpec{{Name: "r1", URL: other.url()}})
+	if a := g.dial().ask(post(chat, chatBody)); !strings.Contains(a.body, "Authorization: Bearer k-common\r\n") {
+		t.Errorf("another replica: got %q, want the key of all", a.body)
+	}
+}
+
 func TestAdminToken(t *testing.T) {
 	b := newAdminBench(t, "a")
 	token := "s3cret"

@@ -5,14 +5,12 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,40 +59,25 @@ type transport struct {
 // upstreamLimits are the settings of the transport in force.
 type upstreamLimits struct {
 	configs.Upstream
-	head   int // bytes of a response head
-	tls    *tls.Config
-	apiKey string // "Bearer ...", "" when the client's Authorization is passed on
+	head int // bytes of a response head
+	all  *configs.Credentials
 }
 
 func newUpstreamLimits(s *configs.Settings) (*upstreamLimits, error) {
 	l := &upstreamLimits{Upstream: s.Upstream, head: int(s.Limits.UpstreamHeader)}
-	l.tls = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
-	if file := s.Upstream.CAFile; file != "" {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("upstream.ca_file: %w", err)
-		}
-		l.tls.RootCAs = x509.NewCertPool()
-		if !l.tls.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("upstream.ca_file: %s holds no PEM certificate", file)
-		}
-	}
 	var err error
-	if l.tls.Certificates, err = s.Upstream.Certificates(); err != nil {
+	if l.all, err = s.Upstream.Credentials(); err != nil {
 		return nil, err
 	}
-	if file := s.Upstream.APIKeyFile; file != "" {
-		key, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("upstream.api_key_file: %w", err)
-		}
-		text := strings.TrimSpace(string(key))
-		if text == "" || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-			return nil, fmt.Errorf("upstream.api_key_file: %s must hold one key of printable ASCII characters", file)
-		}
-		l.apiKey = "Bearer " + text
-	}
 	return l, nil
+}
+
+// credentials returns what a replica is shown and must show.
+func (l *upstreamLimits) credentials(e *routing.Endpoint) *configs.Credentials {
+	if own := e.Credentials(); own != nil {
+		return own
+	}
+	return l.all
 }
 
 func newTransport(l *upstreamLimits, b *buffers, onError func(*routing.Endpoint, string)) *transport {
@@ -282,8 +265,8 @@ func (p *pool) dial(l *upstreamLimits, attach func(aborter) bool, detach func())
 	c := &upConn{Conn: conn, tcp: conn, pool: p}
 	c.initProbe()
 	if p.secure {
-		cfg := l.tls.Clone()
-		cfg.ServerName = cmp.Or(l.ServerName, p.serverName)
+		cfg := l.credentials(p.endpoint).TLS.Clone()
+		cfg.ServerName = cmp.Or(cfg.ServerName, p.serverName)
 		secure := tls.Client(conn, cfg)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"kvgate/configs"
 )
 
 // Metrics is one scraped observation of a replica. A value that the page did
@@ -62,6 +64,8 @@ type EndpointSpec struct {
 	URL       string // scheme://host:port, without a path
 	Labels    map[string]string
 	Source    string // where it was declared, for messages
+
+	Credentials *configs.Credentials // its own; nil: those of all replicas
 }
 
 // ID returns namespace/name, the identity of the replica.
@@ -80,6 +84,7 @@ type Endpoint struct {
 	url    string
 	source string
 	labels atomic.Pointer[map[string]string]
+	own    atomic.Pointer[configs.Credentials]
 	slot   int // column of this endpoint in every index, stable while it lives
 
 	scraped  atomic.Bool // the first scrape has ended, well or badly
@@ -108,9 +113,19 @@ type Endpoint struct {
 
 func newEndpoint(s EndpointSpec) *Endpoint {
 	e := &Endpoint{id: s.ID(), name: s.Name, url: s.URL, source: s.Source}
-	e.setLabels(s.Labels)
+	e.set(s)
 	return e
 }
+
+// set takes over what may change while the endpoint lives.
+func (e *Endpoint) set(s EndpointSpec) {
+	e.setLabels(s.Labels)
+	e.own.Store(s.Credentials)
+}
+
+// Credentials returns what this replica alone is shown and must show; nil: what
+// holds for all of them.
+func (e *Endpoint) Credentials() *configs.Credentials { return e.own.Load() }
 
 func (e *Endpoint) setLabels(labels map[string]string) {
 	labels = maps.Clone(labels)

@@ -117,14 +117,14 @@ func (f *Fleet) Update(specs []EndpointSpec) (added, removed []*Endpoint) {
 	next := make([]*Endpoint, 0, len(specs))
 	for _, s := range specs {
 		if e := findEndpoint(old, s); e != nil {
-			e.setLabels(s.Labels)
+			e.set(s)
 			next = append(next, e)
 			continue
 		}
 		e := findEndpoint(f.gone, s)
 		if e != nil {
 			f.gone = slices.DeleteFunc(f.gone, func(x *Endpoint) bool { return x == e })
-			e.setLabels(s.Labels)
+			e.set(s)
 			e.draining.Store(false)
 			e.gone.Store(false)
 			e.scraped.Store(false)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"kvgate/configs"
 	"kvgate/kvindex"
 )
 
@@ -57,6 +58,8 @@ type RenderQuery struct {
 	Authorization []byte // header field of the client, nil for none
 	Timeout       time.Duration
 	Done          <-chan struct{} // closed when nobody waits for the answer any more
+
+	Credentials *configs.Credentials // of the replica that is asked, nil when it has none of its own
 }
 
 // Renderer posts a query and returns the answer's status and body, of an answer
@@ -162,7 +165,7 @@ func (t *renderTokenizer) ask(r *Request, path string, place uint64, done <-chan
 	}
 	source := TokensUnsupported
 	for _, q.Path = range paths {
-		url, ok := t.server(r, q.Path, place)
+		url, e, ok := t.server(r, q.Path, place)
 		if !ok {
 			source = TokensSkipped
 			continue
@@ -170,7 +173,9 @@ func (t *renderTokenizer) ask(r *Request, path string, place uint64, done <-chan
 		if url == "" {
 			continue
 		}
-		q.URL = url
+		if q.URL, q.Credentials = url, nil; e != nil {
+			q.Credentials = e.Credentials()
+		}
 		status, body, err := t.render(q)
 		select {
 		case <-done:
@@ -204,10 +209,11 @@ func noSuchPath(status int, body []byte) bool {
 // server returns who is to be asked on a path: the configured server, or else one
 // of the replicas that may serve the request, by the question's hash. "" is nobody,
 // and ok then says that this is because nobody has the path.
-func (t *renderTokenizer) server(r *Request, path string, place uint64) (url string, ok bool) {
+func (t *renderTokenizer) server(r *Request, path string, place uint64) (url string, replica *Endpoint, ok bool) {
 	now := t.fleet.now()
 	if t.params.URL != "" {
-		return t.cache.usable(t.params.URL, path, now)
+		url, ok = t.cache.usable(t.params.URL, path, now)
+		return url, nil, ok
 	}
 	n := uint64(len(r.work.endpoints))
 	ok = true
@@ -218,11 +224,11 @@ func (t *renderTokenizer) server(r *Request, path string, place uint64) (url str
 		}
 		u, usable := t.cache.usable(e.URL(), path, now)
 		if u != "" {
-			return u, true
+			return u, e, true
 		}
 		ok = ok && usable
 	}
-	return "", ok
+	return "", nil, ok
 }
 
 // rendered is what a server has told of one body. It is immutable.

@@ -59,15 +59,15 @@ type target struct {
 func (t *target) same(u *target) bool { return t.address == u.address && t.tls == u.tls }
 
 // newTarget makes the request for a page. Targets that may share a connection need the same config.
-func newTarget(scheme, host, port, path, accept, version, apiKey string, config *tls.Config) *target {
+func newTarget(scheme, host, port, path, accept, version, authorization string, config *tls.Config) *target {
 	address := net.JoinHostPort(host, port)
 	named := address
 	if scheme == "http" && port == "80" || scheme == "https" && port == "443" {
 		named = address[:len(address)-len(port)-1]
 	}
 	request := "GET " + path + " HTTP/1.1\r\nHost: " + named + "\r\nUser-Agent: kvgate/" + version + "\r\nAccept: " + accept + "\r\n"
-	if apiKey != "" {
-		request += "Authorization: Bearer " + apiKey + "\r\n"
+	if authorization != "" {
+		request += "Authorization: " + authorization + "\r\n"
 	}
 	t := &target{address: address, request: []byte(request + "\r\n")}
 	if scheme == "https" {

@@ -249,7 +249,7 @@ func TestClientRequest(t *testing.T) {
 	}
 	f(t, newTarget("http", "10.0.0.1", "8000", "/metrics", "text/plain", "1.0", "", nil), "10.0.0.1:8000",
 		"GET /metrics HTTP/1.1\r\nHost: 10.0.0.1:8000\r\nUser-Agent: kvgate/1.0\r\nAccept: text/plain\r\n\r\n")
-	f(t, newTarget("http", "::1", "80", "/health", "*/*", "1.0", "key", nil), "[::1]:80",
+	f(t, newTarget("http", "::1", "80", "/health", "*/*", "1.0", "Bearer key", nil), "[::1]:80",
 		"GET /health HTTP/1.1\r\nHost: [::1]\r\nUser-Agent: kvgate/1.0\r\nAccept: */*\r\nAuthorization: Bearer key\r\n\r\n")
 	f(t, newTarget("https", "h", "443", "/", "*/*", "1.0", "", newTLS(nil)), "h:443",
 		"GET / HTTP/1.1\r\nHost: h\r\nUser-Agent: kvgate/1.0\r\nAccept: */*\r\n\r\n")

@@ -67,25 +67,28 @@ func (s *source) succeed(at time.Time, data []byte) {
 	s.problem, s.success, s.sum = "", at, sha256.Sum256(data)
 }
 
-// replicaSpec brings a replica into the form that the fleet wants.
-func replicaSpec(r configs.Replica) (routing.EndpointSpec, error) {
+// replicaSpec brings a replica into the form that the fleet wants. Its own
+// credentials are base but for what it says itself; place is where it was declared.
+func replicaSpec(r configs.Replica, base *configs.Credentials, place configs.Position) (routing.EndpointSpec, error) {
 	n, err := r.Normalize()
 	if err != nil {
-		return routing.EndpointSpec{}, err
+		return routing.EndpointSpec{}, place.Problem("", "%v", err)
 	}
-	return routing.EndpointSpec{Namespace: n.Namespace, Name: n.Name, URL: n.URL, Labels: n.Labels, Source: n.Source}, nil
+	spec := routing.EndpointSpec{Namespace: n.Namespace, Name: n.Name, URL: n.URL, Labels: n.Labels, Source: n.Source}
+	spec.Credentials, err = n.Credentials(base, place)
+	return spec, err
 }
 
-func settingsSpecs(replicas []configs.Replica) ([]routing.EndpointSpec, error) {
+func settingsSpecs(replicas []configs.Replica, base *configs.Credentials) ([]routing.EndpointSpec, error) {
 	var specs []routing.EndpointSpec
 	var problems configs.Problems
 	for i, r := range replicas {
 		if r.Source == "" {
 			r.Source = fmt.Sprintf("replicas[%d]", i)
 		}
-		spec, err := replicaSpec(r)
+		spec, err := replicaSpec(r, base, configs.Position{File: r.Source})
 		if err != nil {
-			problems.Add(configs.Position{Path: r.Source}.Problem("", "%v", err))
+			problems.Add(err)
 			continue
 		}
 		specs = append(specs, spec)
@@ -133,18 +136,18 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxEndpointsFile+1))
 }
 
-func parseEndpoints(path string, data []byte) ([]routing.EndpointSpec, []string, error) {
+func parseEndpoints(path string, data []byte, base *configs.Credentials) ([]routing.EndpointSpec, []string, error) {
 	endpoints, warnings, err := configs.ParseEndpoints(path, data)
 	if err != nil {
 		return nil, warnings, err
 	}
 	specs := make([]routing.EndpointSpec, len(endpoints))
+	var problems configs.Problems
 	for i, e := range endpoints {
-		if specs[i], err = replicaSpec(e.Replica()); err != nil {
-			return nil, warnings, e.Pos.Problem("", "%v", err)
-		}
+		specs[i], err = replicaSpec(e.Replica(), base, e.Pos)
+		problems.Add(err)
 	}
-	return specs, warnings, nil
+	return specs, warnings, problems.Err()
 }
 
 // sameSpecs tells whether two lists describe the same endpoints in the same way.
@@ -165,7 +168,7 @@ func (m *Manager) reread(ctx context.Context, id sourceID) {
 	var specs []routing.EndpointSpec
 	var warnings []string
 	if err == nil && !unchanged {
-		specs, warnings, err = parseEndpoints(src.path, data)
+		specs, warnings, err = parseEndpoints(src.path, data, m.config.Load().credentials)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -170,7 +169,7 @@ func (m *Manager) load(s *configs.Settings, p *Plan, first bool) error {
 		errs = append(errs, err)
 	}
 	next := m.sources
-	next[sourceSettings].specs, err = settingsSpecs(s.Replicas)
+	next[sourceSettings].specs, err = settingsSpecs(s.Replicas, config.credentials)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -189,7 +188,7 @@ func (m *Manager) load(s *configs.Settings, p *Plan, first bool) error {
 		data, err := readFile(src.path)
 		if err == nil {
 			var warned []string
-			src.specs, warned, err = parseEndpoints(src.path, data)
+			src.specs, warned, err = parseEndpoints(src.path, data, config.credentials)
 			warnings = append(warnings, warned...)
 		}
 		switch {
@@ -284,7 +283,12 @@ func (m *Manager) WaitFirst(ctx context.Context) error {
 // The name defaults to host:port of the URL. Errors: ErrClash, or what is wrong with the URL or the name.
 func (m *Manager) Add(spec routing.EndpointSpec) error {
 	r := configs.Replica{Name: spec.Name, Namespace: spec.Namespace, URL: spec.URL, Labels: spec.Labels, Source: adminSource}
-	added, err := replicaSpec(r)
+	for _, label := range configs.AccessLabels {
+		if _, set := r.Labels[label]; set {
+			return fmt.Errorf("the label %s names a file of this machine: declare the replica in the settings or in the endpoints file", label)
+		}
+	}
+	added, err := replicaSpec(r, nil, configs.Position{})
 	if err != nil {
 		return err
 	}
@@ -329,22 +333,6 @@ func (m *Manager) Remove(id string) error {
 		}
 	}
 	return fmt.Errorf("%w: %s", ErrUnknown, id)
-}
-
-// readKey reads a file that holds one API key.
-func readKey(file string) (string, error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	key := strings.TrimSpace(string(data))
-	switch {
-	case key == "":
-		return "", fmt.Errorf("%s is empty", file)
-	case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", fmt.Errorf("the key in %s has blanks or characters that cannot stand in a header", file)
-	}
-	return key, nil
 }
 
 // poke makes the worker look at the configuration now.

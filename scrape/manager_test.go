@@ -133,10 +133,10 @@ func TestNewManagerRefuses(t *testing.T) {
 	f(t, func(s *configs.Settings) { s.Endpoints = text("big", strings.Repeat("#", 1<<20+1)) }, "larger than")
 	f(t, func(s *configs.Settings) { s.Replicas = []configs.Replica{{URL: "ftp://h"}} }, "replicas[0]", "ftp://h")
 	f(t, func(s *configs.Settings) { s.Upstream.CAFile = missing }, "upstream.ca_file", missing)
-	f(t, func(s *configs.Settings) { s.Upstream.CAFile = text("ca", "no PEM") }, "upstream.ca_file", "holds no certificate")
+	f(t, func(s *configs.Settings) { s.Upstream.CAFile = text("ca", "no PEM") }, "upstream.ca_file", "holds no PEM certificate")
 	f(t, func(s *configs.Settings) { s.Upstream.APIKeyFile = missing }, "upstream.api_key_file", missing)
-	f(t, func(s *configs.Settings) { s.Upstream.APIKeyFile = text("empty", " \n") }, "upstream.api_key_file", "is empty")
-	f(t, func(s *configs.Settings) { s.Upstream.APIKeyFile = text("two", "a\nb") }, "upstream.api_key_file", "blanks")
+	f(t, func(s *configs.Settings) { s.Upstream.APIKeyFile = text("empty", " \n") }, "upstream.api_key_file", "must hold one key")
+	f(t, func(s *configs.Settings) { s.Upstream.APIKeyFile = text("two", "a\nb") }, "upstream.api_key_file", "must hold one key")
 	f(t, func(s *configs.Settings) {
 		s.Endpoints, s.Upstream.CAFile, s.Upstream.APIKeyFile = missing, missing, missing
 	}, "open", "ca_file", "api_key_file")
@@ -233,7 +233,7 @@ func TestReload(t *testing.T) {
 	}
 	f(t, func(c *configs.Settings) { c.Replicas = []configs.Replica{{Name: "x", URL: "http://127.0.0.5:1"}} }, "replicas[0] and the admin surface have the same name")
 	f(t, func(c *configs.Settings) { c.Replicas = []configs.Replica{{URL: "x"}} }, "replicas[0]: the URL")
-	f(t, func(c *configs.Settings) { c.Upstream.CAFile = file }, "holds no certificate")
+	f(t, func(c *configs.Settings) { c.Upstream.CAFile = file }, "holds no PEM certificate")
 	f(t, func(c *configs.Settings) { c.Endpoints = file + ".missing" }, "no such file")
 	write(t, file, "endpoints: [")
 	f(t, func(c *configs.Settings) {}, file)

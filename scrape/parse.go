@@ -48,7 +48,7 @@ type program struct {
 
 // sizeTokensLabel is vLLM's own account of its KV cache in tokens. It beats
 // blocks times block size, which is wrong for models with several kinds of cache.
-const sizeTokensLabel = "kv_cache_size_tokens"
+const sizeTokensLabel = "kv_cache_size_tokens" // #nosec G101 -- a label's name
 
 func newProgram(rules []rule, blockSizeLabel, numBlocksLabel string) *program {
 	p := &program{rules: rules, prefix: rules[0].name, blockSizeLabel: blockSizeLabel, numBlocksLabel: numBlocksLabel}

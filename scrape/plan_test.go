@@ -126,7 +126,7 @@ func TestPlanRefuses(t *testing.T) {
 	f(t, metrics("interval: -1s"), "is too short")
 	f(t, metrics("interval: 50"), "parameters.interval")
 	f(t, metrics("scheme: https, caCertPath: /nope"), "parameters.caCertPath: open /nope")
-	f(t, metrics("scheme: https, caCertPath: "+keyFile), "holds no certificate")
+	f(t, metrics("scheme: https, caCertPath: "+keyFile), "holds no PEM certificate")
 	f(t, metrics("scheme: https, insecureSkipVerify: true, caCertPath: "+certFile), "parameters.caCertPath: has no effect: certificates are not verified")
 	f(t, metrics("scheme: http, caCertPath: "+certFile), "parameters.scheme: certificates have no effect with http")
 	f(t, metrics("clientCertPath: "+certFile), "parameters.clientCertPath: a certificate without its key (set clientKeyPath too)")

@@ -17,17 +17,29 @@ import (
 
 // Renderer asks render servers for the tokens of a body, over kept connections:
 // what routing.WithRenderer takes. Its settings are those of traffic: upstream's
-// connect_timeout, idle_timeout, ca_file and api_key_file.
+// connect_timeout and idle_timeout, and the credentials of the replica that is asked.
 type Renderer struct {
 	version string
 	client  atomic.Pointer[renderClient]
 }
 
 type renderClient struct {
-	http   http.Client
-	pool   *http.Transport
-	apiKey string
+	settings configs.Upstream
+	all      *renderHTTP // for who has no credentials of its own
+
+	mu     sync.Mutex
+	owners []*renderHTTP
 }
+
+// renderHTTP is a client that shows certain credentials.
+type renderHTTP struct {
+	shown *configs.Credentials
+	http  http.Client
+	pool  *http.Transport
+}
+
+// maxRenderOwners bounds the clients for credentials of single replicas.
+const maxRenderOwners = 256
 
 // Bounds of a render server: kept connections, and one answer, in which images may
 // come back as the model sees them.
@@ -44,36 +56,74 @@ func NewRenderer(s *configs.Settings, version string) (*Renderer, error) {
 
 // Apply puts other settings in force. On an error the old ones stay.
 func (r *Renderer) Apply(s *configs.Settings) error {
-	c, err := newConfig(s, &Plan{})
+	base, err := s.Upstream.Credentials()
 	if err != nil {
 		return err
 	}
-	next := &renderClient{apiKey: c.apiKey}
-	next.pool = &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: c.connectTimeout}).DialContext,
-		TLSClientConfig:     c.tls,
-		TLSHandshakeTimeout: c.connectTimeout,
-		MaxIdleConnsPerHost: renderConns,
-		IdleConnTimeout:     s.Upstream.IdleTimeout,
-		DisableCompression:  true,
-	}
-	next.http = http.Client{
-		Transport:     next.pool,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	next := &renderClient{settings: s.Upstream}
+	next.all = next.with(base)
 	if old := r.client.Swap(next); old != nil {
-		old.pool.CloseIdleConnections()
+		old.close()
 	}
 	return nil
 }
 
+// with returns a client that shows the credentials.
+func (c *renderClient) with(shown *configs.Credentials) *renderHTTP {
+	h := &renderHTTP{shown: shown}
+	h.pool = &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: c.settings.ConnectTimeout}).DialContext,
+		TLSClientConfig:     shown.TLS,
+		TLSHandshakeTimeout: c.settings.ConnectTimeout,
+		MaxIdleConnsPerHost: renderConns,
+		IdleConnTimeout:     c.settings.IdleTimeout,
+		DisableCompression:  true,
+	}
+	h.http = http.Client{
+		Transport:     h.pool,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return h
+}
+
+// of returns the client for a replica's own credentials, and the common one for nil.
+func (c *renderClient) of(own *configs.Credentials) *renderHTTP {
+	if own == nil {
+		return c.all
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, h := range c.owners {
+		if h.shown == own {
+			return h
+		}
+	}
+	if len(c.owners) == maxRenderOwners { // those of files that were read again, most likely
+		for _, h := range c.owners {
+			h.pool.CloseIdleConnections()
+		}
+		c.owners = nil
+	}
+	h := c.with(own)
+	c.owners = append(c.owners, h)
+	return h
+}
+
+func (c *renderClient) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, h := range append(c.owners, c.all) {
+		h.pool.CloseIdleConnections()
+	}
+}
+
 // Close gives back the connections that wait for a next question.
-func (r *Renderer) Close() { r.client.Load().pool.CloseIdleConnections() }
+func (r *Renderer) Close() { r.client.Load().close() }
 
 // Render is a routing.Renderer. It returns when the answer is whole, after
 // q.Timeout, or when q.Done is closed, whichever comes first.
 func (r *Renderer) Render(q routing.RenderQuery) (status int, body []byte, err error) {
-	c := r.client.Load()
+	c := r.client.Load().of(q.Credentials)
 	ctx, cancel := context.WithTimeout(context.Background(), q.Timeout)
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -95,8 +145,8 @@ func (r *Renderer) Render(q routing.RenderQuery) (status int, body []byte, err e
 	req.Header.Set("User-Agent", "kvgate/"+r.version)
 	req.Header["Idempotency-Key"] = nil // not sent: the request may be sent again when a kept connection was stale
 	switch {
-	case c.apiKey != "":
-		req.Header.Set("Authorization", "Bearer "+c.apiKey)
+	case c.shown.Authorization != "":
+		req.Header.Set("Authorization", c.shown.Authorization)
 	case len(q.Authorization) > 0:
 		req.Header.Set("Authorization", string(q.Authorization))
 	}

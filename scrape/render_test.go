@@ -163,6 +163,51 @@ func TestRenderFailures(t *testing.T) {
 }
 
 // TestRendererSettings: a certificate authority and a key of one's own; a reload that fails changes nothing.
+// A replica that is asked for tokens sees its own credentials.
+func TestRenderCredentials(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Header.Get("Authorization")) }))
+	defer server.Close()
+	ca := writeFile(t, "ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	s := configs.DefaultSettings()
+	s.Upstream.APIKeyFile = writeFile(t, "key", "common")
+	base, err := s.Upstream.Credentials()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newTestRenderer(t, func(to *configs.Settings) { *to = s })
+	ask := func(own *configs.Credentials, want string) {
+		t.Helper()
+		_, body, err := r.Render(routing.RenderQuery{URL: server.URL, Path: "/", Timeout: time.Minute, Authorization: []byte("Bearer client"), Credentials: own})
+		if (err != nil) != (want == "") || string(body) != want {
+			t.Errorf("got %q, %v, want %q", body, err, want)
+		}
+	}
+	of := func(replica configs.Replica) *configs.Credentials {
+		c, err := replica.Credentials(base, configs.Position{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	trusting := of(configs.Replica{CAFile: ca})
+	ask(nil, "")
+	ask(trusting, "Bearer common")
+	ask(of(configs.Replica{CAFile: ca, APIKeyFile: writeFile(t, "own", "own")}), "Bearer own")
+	ask(of(configs.Replica{CAFile: ca, ServerName: "other"}), "")
+	ask(of(configs.Replica{CAFile: ca, ServerName: "example.com"}), "Bearer common") // a name of httptest's certificate
+	ask(trusting, "Bearer common")
+	if got := len(r.client.Load().owners); got != 4 {
+		t.Errorf("got %d clients, want one for each credentials", got)
+	}
+	for range 2 * maxRenderOwners {
+		r.client.Load().of(of(configs.Replica{CAFile: ca}))
+	}
+	if got := len(r.client.Load().owners); got > maxRenderOwners {
+		t.Errorf("got %d clients, want at most %d", got, maxRenderOwners)
+	}
+	ask(trusting, "Bearer common")
+}
+
 func TestRendererSettings(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Header.Get("Authorization")) }))
 	defer server.Close()

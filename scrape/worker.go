@@ -3,7 +3,6 @@ package scrape
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"math/rand/v2"
 	"net/url"
@@ -33,9 +32,7 @@ type config struct {
 	timeout        time.Duration // of one probe
 	interval       time.Duration
 	modelsInterval time.Duration
-	apiKey         string
-	tls            *tls.Config // of traffic
-	serverName     string      // of every replica's certificate, "": the host in its URL
+	credentials    *configs.Credentials // of replicas that have none of their own
 }
 
 func newConfig(s *configs.Settings, p *Plan) (*config, error) {
@@ -45,7 +42,6 @@ func newConfig(s *configs.Settings, p *Plan) (*config, error) {
 		timeout:        s.Scrape.Timeout,
 		interval:       s.Scrape.Interval,
 		modelsInterval: s.Scrape.ModelsInterval,
-		tls:            newTLS(nil),
 	}
 	if p.metrics != nil && p.metrics.interval > 0 {
 		c.interval = p.metrics.interval
@@ -53,26 +49,9 @@ func newConfig(s *configs.Settings, p *Plan) (*config, error) {
 	if p.models.interval > 0 {
 		c.modelsInterval = p.models.interval
 	}
-	var problems configs.Problems
-	if file := s.Upstream.CAFile; file != "" {
-		cas, err := readCAs(file)
-		if err != nil {
-			problems.Add(configs.Position{Path: "upstream.ca_file"}.Problem("name a PEM file of CA certificates", "%v", err))
-		}
-		c.tls = newTLS(cas)
-	}
-	c.serverName = s.Upstream.ServerName
-	certificates, err := s.Upstream.Certificates()
-	problems.Add(err)
-	c.tls.Certificates = certificates
-	if file := s.Upstream.APIKeyFile; file != "" {
-		key, err := readKey(file)
-		if err != nil {
-			problems.Add(configs.Position{Path: "upstream.api_key_file"}.Problem("name a file that holds the key and nothing else", "%v", err))
-		}
-		c.apiKey = key
-	}
-	return c, problems.Err()
+	var err error
+	c.credentials, err = s.Upstream.Credentials()
+	return c, err
 }
 
 // worker observes one endpoint.
@@ -97,6 +76,7 @@ type worker struct {
 
 	// What follows belongs to the goroutine of run.
 	config                  *config
+	own                     *configs.Credentials // of this replica, nil when it has none
 	health, metrics, models *target
 	healthBy, metricsBy     *client
 	modelsBy                *client
@@ -136,8 +116,8 @@ func (w *worker) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for w.ctx.Err() == nil {
-		if c := w.m.config.Load(); c != w.config {
-			w.configure(c)
+		if c, own := w.m.config.Load(), w.endpoint.Credentials(); c != w.config || own != w.own {
+			w.configure(c, own)
 		}
 		timer.Reset(w.step())
 		select {
@@ -158,14 +138,15 @@ func (w *worker) abort() {
 }
 
 // configure makes the targets anew.
-func (w *worker) configure(c *config) {
+func (w *worker) configure(c *config, own *configs.Credentials) {
+	shown := cmp.Or(own, c.credentials)
 	w.abort()
 	w.mu.Lock()
 	w.clients = nil
 	w.mu.Unlock()
 	u, _ := url.Parse(w.endpoint.URL()) // a fleet's URLs are normalized
-	traffic := c.tls.Clone()
-	traffic.ServerName = cmp.Or(c.serverName, u.Hostname())
+	traffic := shown.TLS.Clone()
+	traffic.ServerName = cmp.Or(traffic.ServerName, u.Hostname())
 	aim := func(s *httpSource, accept string) (*target, *client) {
 		scheme, port, config := u.Scheme, u.Port(), traffic
 		if s.scheme != "" {
@@ -178,14 +159,14 @@ func (w *worker) configure(c *config) {
 			config = s.tls.Clone()
 			config.ServerName = traffic.ServerName
 			if config.RootCAs == nil {
-				config.RootCAs = c.tls.RootCAs
+				config.RootCAs = traffic.RootCAs
 			}
 		}
-		t := newTarget(scheme, u.Hostname(), port, s.path, accept, w.m.version, c.apiKey, config)
+		t := newTarget(scheme, u.Hostname(), port, s.path, accept, w.m.version, shown.Authorization, config)
 		return t, w.client(t)
 	}
 	first := w.config == nil
-	w.config, w.metrics = c, nil
+	w.config, w.own, w.metrics = c, own, nil
 	w.health, w.healthBy = aim(&httpSource{path: "/health"}, "*/*")
 	w.models, w.modelsBy = aim(&c.plan.models, "application/json")
 	if c.plan.metrics != nil {

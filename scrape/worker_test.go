@@ -606,11 +606,141 @@ func TestWorkerTLS(t *testing.T) {
 	f(t, newTLSStub(t, pair, nil), certFile, "caCertPath: "+certFile, routing.Ready, true)
 	// The metrics may be read from a replica whose certificate traffic does not trust.
 	f(t, newTLSStub(t, pair, nil), "", "insecureSkipVerify: true", routing.Down, true)
-	roots, err := readCAs(certFile)
+	roots, err := configs.ReadCAs(certFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f(t, newTLSStub(t, pair, roots), certFile, "clientCertPath: "+certFile+", clientKeyPath: "+keyFile, routing.Ready, true)
+}
+
+// A replica with a key, a CA, a name and a certificate of its own sees them in
+// every probe; the others see those of all. A reload, and a change of the file of
+// endpoints, take other ones.
+func TestWorkerCredentials(t *testing.T) {
+	pair, certFile, keyFile := selfSigned(t)
+	roots, err := configs.ReadCAs(certFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	common, own := filepath.Join(t.TempDir(), "common"), filepath.Join(t.TempDir(), "own")
+	write(t, common, "k-common")
+	write(t, own, "k-own")
+	plain, secure, listed := newStub(t), newTLSStub(t, pair, roots), newTLSStub(t, pair, roots)
+	plain.on("/v1/models", models("m"))
+	host, port, _ := net.SplitHostPort(listed.address)
+	endpoints := filepath.Join(t.TempDir(), "endpoints.yaml")
+	list := func(key string) string {
+		return fmt.Sprintf("endpoints:\n- name: c\n  address: %s\n  port: %q\n  labels: {kvgate.io/scheme: https, kvgate.io/api-key-file: %s, kvgate.io/ca-file: %s, kvgate.io/client-cert-file: %s, kvgate.io/client-key-file: %s}\n",
+			host, port, key, certFile, certFile, keyFile)
+	}
+	write(t, endpoints, list(own))
+	r := newRig(t, rigOptions{set: func(s *configs.Settings) {
+		s.Upstream.APIKeyFile, s.Endpoints = common, endpoints
+		s.Replicas = []configs.Replica{
+			{Name: "a", URL: plain.url()},
+			{Name: "b", URL: "https://" + secure.address, APIKeyFile: own, CAFile: certFile, ClientCertFile: certFile, ClientKeyFile: keyFile},
+		}
+	}})
+	r.poll = 5 * time.Millisecond
+	r.SetKVEvents([]routing.KVEventSource{{Producer: "precise", Config: kvConfig(), Sink: newKVSink()}})
+	r.begin(t)
+	seen := func(s *stub, key string) {
+		t.Helper()
+		from := len(s.allHeads())
+		eventually(t, "probes with "+key, func() bool {
+			heads := s.allHeads()[from:]
+			return len(heads) > 0 && strings.Contains(heads[len(heads)-1], "Authorization: Bearer "+key+"\n")
+		})
+	}
+	for _, c := range []struct {
+		s   *stub
+		key string
+	}{{plain, "k-common"}, {secure, "k-own"}, {listed, "k-own"}} {
+		eventually(t, "every page of "+c.key, func() bool {
+			return c.s.count("/v1/models") > 0 && c.s.count("/metrics") > 0 && c.s.count("/kv_event_sources") > 0 && (c.s != plain || c.s.count("/health") > 0)
+		})
+		for _, head := range c.s.allHeads() {
+			if !strings.Contains(head, "Authorization: Bearer "+c.key+"\n") {
+				t.Errorf("got request %q, want the key %s in it", head, c.key)
+			}
+		}
+	}
+	for _, name := range []string{"b", "c"} {
+		if got := r.fleet.State(r.endpoint(t, name)); got != routing.Ready {
+			t.Errorf("%s: got %s, want ready", name, got)
+		}
+	}
+	b := r.endpoint(t, "b")
+	if got := b.Credentials(); got == nil || got.Authorization != "Bearer k-own" || r.endpoint(t, "a").Credentials() != nil {
+		t.Errorf("credentials: got %+v and %+v, want those of b alone", got, r.endpoint(t, "a").Credentials())
+	}
+
+	// The file of the key has changed: a reload reads it, and keeps the replica.
+	write(t, own, "k-new")
+	if err := r.Reload(&r.settings, mustPlan(t, "", r.settings.Scrape)); err != nil {
+		t.Fatal(err)
+	}
+	seen(secure, "k-new")
+	seen(listed, "k-new")
+	seen(plain, "k-common")
+	if r.endpoint(t, "b") != b {
+		t.Error("behind the reload: got another endpoint, want the same one")
+	}
+	// The watched file names another key, then none: that of all holds.
+	write(t, endpoints, list(common))
+	seen(listed, "k-common")
+
+	// What cannot be read leaves everything as it was, and says where.
+	refused := func(change func(s *configs.Settings), parts ...string) {
+		t.Helper()
+		bad := r.settings
+		bad.Replicas = slices.Clone(bad.Replicas)
+		change(&bad)
+		err := r.Reload(&bad, mustPlan(t, "", bad.Scrape))
+		for _, part := range parts {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("got %v, want %q in it", err, part)
+			}
+		}
+		if got := b.Credentials(); got == nil || got.Authorization != "Bearer k-new" {
+			t.Errorf("behind a refused reload: got %+v, want k-new", got)
+		}
+	}
+	refused(func(s *configs.Settings) {
+		s.Replicas[1].APIKeyFile, s.Replicas[1].Source = "/nonexistent", "kvgate.yaml:12"
+	},
+		"kvgate.yaml:12: api_key_file: ", "/nonexistent", "name a file that holds the key and nothing else")
+	refused(func(s *configs.Settings) { s.Replicas[1].CAFile = own }, "replicas[1]: ca_file: ", "holds no PEM certificate", "name a PEM file of CA certificates")
+	refused(func(s *configs.Settings) { s.Replicas[1].ClientKeyFile = own }, "replicas[1]: client_cert_file: ", "name PEM files of a certificate and of its key")
+	refused(func(s *configs.Settings) { s.Replicas[1].ServerName = "a b" }, "replicas[1]: server_name: ")
+	write(t, endpoints, list("/nonexistent"))
+	refused(func(*configs.Settings) {}, "endpoints.yaml:2:3: endpoints[0].api_key_file: ", "/nonexistent")
+	eventually(t, "the file is complained of", func() bool { return r.logs.FilterMessage("the endpoints stay as they were").Len() > 0 })
+	seen(listed, "k-common")
+
+	// The admin surface cannot have files of this machine sent anywhere.
+	err = r.Add(routing.EndpointSpec{Name: "x", URL: "http://127.0.0.1:9", Labels: map[string]string{"kvgate.io/api-key-file": "/etc/shadow"}})
+	if err == nil || !strings.Contains(err.Error(), "kvgate.io/api-key-file names a file of this machine") {
+		t.Errorf("Add: got %v, want a refusal", err)
+	}
+}
+
+// The name that a replica is asked for, and must have, is its own.
+func TestWorkerServerName(t *testing.T) {
+	pair, certFile, _ := selfSigned(t)
+	f := func(all, own string, state routing.State) {
+		t.Helper()
+		r := newRig(t, rigOptions{set: func(s *configs.Settings) {
+			s.Upstream.CAFile, s.Upstream.ServerName = certFile, all
+			s.Replicas = []configs.Replica{{Name: "a", URL: "https://" + newTLSStub(t, pair, nil).address, ServerName: own}}
+		}})
+		r.begin(t)
+		eventually(t, fmt.Sprintf("%q, %q: %s", all, own, state), func() bool { return r.fleet.State(r.endpoint(t, "a")) == state })
+	}
+	f("", "", routing.Ready) // the certificate is for 127.0.0.1
+	f("other", "", routing.Down)
+	f("other", "127.0.0.1", routing.Ready)
+	f("", "other", routing.Down)
 }
 
 // Metrics on a port of their own say nothing of the serving port: /health does.

@@ -1,0 +1,27 @@
+package proxy
+
+import "testing"
+
+func TestTrimmer(t *testing.T) {
+	var tr trimmer
+	f := func(conns, bytes int64, due bool) {
+		t.Helper()
+		if got := tr.due(conns, bytes); got != due {
+			t.Errorf("%d connections, %d bytes: got %t, want %t", conns, bytes, got, due)
+		}
+	}
+	f(10, 0, false)
+	f(1000, 0, false)
+	f(700, 0, false) // most of the wave is there
+	f(500, 0, true)
+	f(400, 0, false) // said once
+	f(100, 0, true)
+	f(0, 0, false) // too few to matter
+	f(0, 200<<20, false)
+	f(0, 150<<20, false)
+	f(0, 1<<20, true)
+	f(0, 0, false)
+	f(5000, 300<<20, false)
+	f(0, 0, true)
+	f(0, 0, false)
+}
