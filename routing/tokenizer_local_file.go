@@ -2,12 +2,14 @@ package routing
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -148,8 +150,9 @@ type bpeTokenizer struct {
 // maxTokenizerFile bounds the files that are read: Gemma's has 33 MB.
 const maxTokenizerFile = 256 << 20
 
-// parseTokenizer reads a tokenizer.json. The error names what is not supported.
-func parseTokenizer(data []byte) (*bpeTokenizer, error) {
+// parseTokenizer reads a tokenizer.json and what its tokenizer_config.json, if there is
+// one, changes. The error names what is not supported.
+func parseTokenizer(data []byte, config *tokenizerConfig) (*bpeTokenizer, error) {
 	var f tokenizerFile
 	if err := strict(data, &f); err != nil {
 		return nil, err
@@ -161,13 +164,99 @@ func parseTokenizer(data []byte) (*bpeTokenizer, error) {
 	if err := t.preTokenizer("pre_tokenizer", f.PreTokenizer, 0); err != nil {
 		return nil, err
 	}
-	if err := t.readModel(f.Model); err != nil {
+	vocab, err := t.readModel(f.Model)
+	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
 	if err := t.postProcessor("post_processor", f.PostProcessor, 0); err != nil {
 		return nil, err
 	}
-	return t, t.addTokens(f.AddedTokens)
+	tokens := f.AddedTokens
+	if config != nil {
+		if tokens, err = config.addTo(tokens, vocab); err != nil {
+			return nil, err
+		}
+	}
+	if err := t.addTokens(tokens); err != nil {
+		return nil, err
+	}
+	if config != nil && (config.AddBOS != nil || config.AddEOS != nil || isNull(f.PostProcessor)) {
+		return t, t.around(config)
+	}
+	return t, nil
+}
+
+// addTo appends the tokens that the config has and the file has not: those of
+// added_tokens_decoder, and special tokens by name. They take their number from the
+// vocabulary, or the next free one.
+func (c *tokenizerConfig) addTo(tokens []addedToken, vocab map[string]uint32) ([]addedToken, error) {
+	have := map[string]bool{}
+	next := uint32(len(vocab))
+	for _, a := range tokens {
+		have[a.Content] = true
+		if _, inside := vocab[a.Content]; !inside {
+			next = max(next, a.ID+1)
+		}
+	}
+	add := func(a addedToken) {
+		if have[a.Content] || a.Content == "" {
+			return
+		}
+		have[a.Content] = true
+		id, ok := vocab[a.Content]
+		if !ok {
+			id = next
+			next++
+		}
+		a.ID = id
+		tokens = append(tokens, a)
+	}
+	var decoder []addedToken
+	for id, data := range c.Added {
+		n, err := strconv.ParseUint(id, 10, 32)
+		a := addedToken{Normalized: true}
+		if err == nil {
+			err = json.Unmarshal(data, &a)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("added_tokens_decoder[%s]: %w", id, err)
+		}
+		a.ID = uint32(n)
+		decoder = append(decoder, a)
+	}
+	slices.SortFunc(decoder, func(a, b addedToken) int { return cmp.Compare(a.ID, b.ID) })
+	for _, a := range decoder {
+		add(a)
+	}
+	for _, name := range specialTokenNames {
+		add(addedToken{Content: c.tokens[name], Special: true})
+	}
+	return tokens, nil
+}
+
+// around takes the place of the file's post-processor: transformers builds its own
+// when the config says whether a text begins with bos_token or ends with eos_token.
+func (t *bpeTokenizer) around(c *tokenizerConfig) error {
+	t.before, t.after = nil, nil
+	for _, x := range []struct {
+		on   *bool
+		name string
+		list *[]uint32
+	}{{c.AddBOS, "bos_token", &t.before}, {c.AddEOS, "eos_token", &t.after}} {
+		if x.on == nil || !*x.on {
+			continue
+		}
+		text, ok := c.tokens[x.name]
+		if !ok && x.name == "bos_token" {
+			continue // transformers turns it off
+		}
+		id, known := t.special[text]
+		if !known {
+			return fmt.Errorf("the config adds %s, which is not among the tokens", x.name)
+		}
+		*x.list = []uint32{id}
+	}
+	return nil
 }
 
 // addTokens compiles the added tokens, those of the file and of its config.
@@ -212,42 +301,42 @@ func (t *bpeTokenizer) addTokens(tokens []addedToken) error {
 }
 
 // readModel reads the vocabulary and the merges.
-func (t *bpeTokenizer) readModel(data json.RawMessage) error {
+func (t *bpeTokenizer) readModel(data json.RawMessage) (map[string]uint32, error) {
 	var kind struct {
 		Type   string          `json:"type"`
 		Merges json.RawMessage `json:"merges"`
 	}
 	if err := json.Unmarshal(data, &kind); err != nil {
-		return err
+		return nil, err
 	}
 	if kind.Type != "BPE" && (kind.Type != "" || isNull(kind.Merges)) {
-		return fmt.Errorf("type %q is not supported: only BPE is", kind.Type)
+		return nil, fmt.Errorf("type %q is not supported: only BPE is", kind.Type)
 	}
 	var f bpeFile
 	if err := strict(data, &f); err != nil {
-		return err
+		return nil, err
 	}
 	switch {
 	case f.Dropout != nil && *f.Dropout != 0:
-		return fmt.Errorf("dropout %v is not supported: tokens would be random", *f.Dropout)
+		return nil, fmt.Errorf("dropout %v is not supported: tokens would be random", *f.Dropout)
 	case f.Prefix != nil && *f.Prefix != "":
-		return fmt.Errorf("continuing_subword_prefix %q is not supported", *f.Prefix)
+		return nil, fmt.Errorf("continuing_subword_prefix %q is not supported", *f.Prefix)
 	case f.Suffix != nil && *f.Suffix != "":
-		return fmt.Errorf("end_of_word_suffix %q is not supported", *f.Suffix)
+		return nil, fmt.Errorf("end_of_word_suffix %q is not supported", *f.Suffix)
 	case len(f.Vocab) == 0:
-		return errors.New("vocab is empty")
+		return nil, errors.New("vocab is empty")
 	case len(f.Merges) > math.MaxInt32-1:
-		return fmt.Errorf("%d merges are too many", len(f.Merges))
+		return nil, fmt.Errorf("%d merges are too many", len(f.Merges))
 	}
 	m := &t.model
 	m.byteFallback, m.fuseUnk, m.ignoreMerges, m.unk = f.ByteFallback, f.FuseUnk, f.IgnoreMerges, -1
 	if f.UnkToken != nil {
 		id, ok := f.Vocab[*f.UnkToken]
 		if !ok {
-			return fmt.Errorf("unk_token %q is not in vocab", *f.UnkToken)
+			return nil, fmt.Errorf("unk_token %q is not in vocab", *f.UnkToken)
 		}
 		if id > math.MaxInt32 {
-			return fmt.Errorf("vocab: token number %d is too large", id)
+			return nil, fmt.Errorf("vocab: token number %d is too large", id)
 		}
 		m.unk = int32(id)
 	}
@@ -257,7 +346,7 @@ func (t *bpeTokenizer) readModel(data json.RawMessage) error {
 		b, okB := f.Vocab[x[1]]
 		c, okC := f.Vocab[x[0]+x[1]]
 		if !okA || !okB || !okC {
-			return fmt.Errorf("merges[%d]: %q and %q, or what they become, are not in vocab", i, x[0], x[1])
+			return nil, fmt.Errorf("merges[%d]: %q and %q, or what they become, are not in vocab", i, x[0], x[1])
 		}
 		m.pairs.set(a, b, i, int(c))
 	}
@@ -269,7 +358,7 @@ func (t *bpeTokenizer) readModel(data json.RawMessage) error {
 		}
 		if id, ok := f.Vocab[name]; ok {
 			if id > math.MaxInt32 {
-				return fmt.Errorf("vocab: token number %d is too large", id)
+				return nil, fmt.Errorf("vocab: token number %d is too large", id)
 			}
 			m.bytes[b] = int32(id)
 		}
@@ -292,7 +381,7 @@ func (t *bpeTokenizer) readModel(data json.RawMessage) error {
 	for name := range m.vocab {
 		m.longer = max(m.longer, len(name))
 	}
-	return nil
+	return f.Vocab, nil
 }
 
 func isByteToken(s string) bool { return len(s) == 6 && strings.HasPrefix(s, "<0x") && s[5] == '>' }

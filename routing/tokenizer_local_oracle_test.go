@@ -46,7 +46,7 @@ func loadTokenizer(t testing.TB, path string) *bpeTokenizer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tk, err := parseTokenizer(data)
+	tk, err := parseTokenizer(data, nil)
 	if err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}

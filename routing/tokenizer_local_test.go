@@ -40,12 +40,12 @@ func TestParseTokenizerErrors(t *testing.T) {
 		if bytes.Equal(data, tinyTokenizer()) {
 			t.Fatalf("%q is not in the file", old)
 		}
-		_, err := parseTokenizer(data)
+		_, err := parseTokenizer(data, nil)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("with %s: got error %v, want one with %q", with, err, want)
 		}
 	}
-	if _, err := parseTokenizer(tinyTokenizer()); err != nil {
+	if _, err := parseTokenizer(tinyTokenizer(), nil); err != nil {
 		t.Fatalf("the file itself: got error %v, want none", err)
 	}
 	norm := `{"type":"NFC"}`
@@ -265,7 +265,7 @@ func FuzzTokenizerFile(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, file, text []byte) {
-		tk, err := parseTokenizer(file)
+		tk, err := parseTokenizer(file, nil)
 		if err != nil {
 			return
 		}
