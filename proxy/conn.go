@@ -138,6 +138,11 @@ func (c *conn) reading() bool {
 // answered says when the answer was complete.
 func (c *conn) answered(at time.Time) { c.since, c.clock = at, at }
 
+// headRead is how much is read at once of a request whose predecessor had a large
+// body: a head, mostly. The body is then read to where it stays; of 64 KB that
+// saves copying 32, and costs no further read.
+const headRead = 4 << 10
+
 // waiting says that the answer is out and the next read is for another request.
 func (c *conn) waiting() {
 	c.body = false
@@ -175,6 +180,9 @@ func (c *conn) readRaw(p []byte) (int, error) {
 		until = c.since.Add(limits.IdleTimeout)
 	default:
 		until = c.head.Add(limits.HeaderTimeout)
+	}
+	if idle && len(p) > headRead && c.bodyRead >= 4*headRead {
+		p = p[:headRead] // what comes with the head is copied once more
 	}
 	for {
 		if c.readArmed.IsZero() || c.readArmed.After(until) {
