@@ -212,48 +212,6 @@ func (h *Holders) Walk(hashes []uint64, active []uint64, matched []int32) int {
 	return longest
 }
 
-// minBisected is the length from which bisect beats Walk, which waits for memory less often.
-const minBisected = 24
-
-// bisect is Walk for the slots of one page of which none holds a hash without all
-// hashes before it.
-func (h *Holders) bisect(hashes []uint64, page int, slots uint64, matched []int32) int {
-	slots &= h.Mask(hashes[0], page)
-	if slots == 0 { // nobody knows most new prompts
-		return 0
-	}
-	// The slots hold hashes[:from] and none of them all of hashes[:to].
-	type span struct {
-		from, to int
-		slots    uint64
-	}
-	var open [bits.UintSize]span // each half as long as the one before
-	open[0] = span{1, len(hashes) + 1, slots}
-	longest := 0
-	for n := 1; n > 0; {
-		n--
-		s := open[n]
-		if s.to-s.from == 1 {
-			longest = max(longest, s.from)
-			for m := s.slots; m != 0; m &= m - 1 {
-				matched[page*pageSlots+bits.TrailingZeros64(m)] += int32(s.from)
-			}
-			continue
-		}
-		mid := s.from + (s.to-s.from)/2
-		held := s.slots & h.Mask(hashes[mid-1], page)
-		if s.slots != held {
-			open[n] = span{s.from, mid, s.slots &^ held}
-			n++
-		}
-		if held != 0 {
-			open[n] = span{mid, s.to, held}
-			n++
-		}
-	}
-	return longest
-}
-
 // Tally counts how many hashes of a prompt's head each slot holds, gaps and all:
 // it adds to count[slot] the number of the first upTo[slot] hashes that the slot
 // holds. Slots from len(upTo) on are left out.
@@ -278,6 +236,16 @@ func (h *Holders) Tally(hashes []uint64, upTo, count []int32) {
 			for k, page := range s.nodes[n-1].pages {
 				add(int32(i), page, s.nodes[n-1].masks[k])
 			}
+		}
+	}
+}
+
+// pack gives the memory of empty shards back.
+func (h *Holders) pack() {
+	for i := range h.shards {
+		if s := &h.shards[i]; s.used == 0 && len(s.table) > 0 {
+			h.bytes.Add(-s.bytes())
+			*s = shard{}
 		}
 	}
 }
@@ -431,6 +399,28 @@ func (h *Holders) mask(key uint64, page uint32) uint64 {
 		return 0
 	}
 	return s.pageMask(&s.table[i], page)
+}
+
+// slots appends the slots that hold the hash of key.
+func (h *Holders) slots(key uint64, dst []int) []int {
+	s := &h.shards[key>>shardShift]
+	i, ok := s.find(key)
+	if !ok {
+		return dst
+	}
+	add := func(page uint32, mask uint64) {
+		for ; mask != 0; mask &= mask - 1 {
+			dst = append(dst, int(page)*pageSlots+bits.TrailingZeros64(mask))
+		}
+	}
+	e := &s.table[i]
+	add(e.page, e.mask)
+	for n := e.more; n != 0; n = s.nodes[n-1].next {
+		for k, mask := range s.nodes[n-1].masks {
+			add(s.nodes[n-1].pages[k], mask)
+		}
+	}
+	return dst
 }
 
 // fetch reads the homes of keys ahead of their look-ups. The reads do not depend

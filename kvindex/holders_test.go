@@ -241,17 +241,19 @@ func TestAlikeHashesSpread(t *testing.T) {
 
 // Readers share a lock; the race detector judges.
 func TestWalkTogether(t *testing.T) {
-	x := New(1)
+	h := NewHolders(1)
 	hashes := prompts(1, 100)[0]
 	for slot := range 130 {
-		x.SetCapacity(slot, 100)
-		x.Record(slot, hashes[:slot%100+1], nil)
+		h.AddAll(hashes[:slot%100+1], slot, nil)
 	}
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for range 20 {
-				for slot, got := range matches(x, 130, hashes) {
+				active, matched := make([]uint64, 3), make([]int32, 130)
+				all(active, 130)
+				h.Walk(hashes, active, matched)
+				for slot, got := range matched {
 					if want := int32(slot%100 + 1); got != want {
 						t.Errorf("slot %d: got %d blocks, want %d", slot, got, want)
 					}

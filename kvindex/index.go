@@ -12,25 +12,35 @@ import (
 	"sync/atomic"
 )
 
-// batch bounds the blocks that are fetched ahead of their removal, so that they are still at hand when their turn comes.
-const batch = 256
-
 // Index says which slots hold which block hashes, and evicts from each slot what
 // it has used least recently once the slot is at its capacity.
 //
-// The owner of an Index guards it with a lock, which calls of Match may share.
+// As a hash stands for all of a prompt up to its block, prompts are a tree, and a
+// slot that has a block has all before it: they are used whenever it is. So the
+// index keeps runs, pieces of the tree in which no prompt ends or branches off,
+// and not blocks: one look-up, one entry in a list and one set of holders for a
+// turn of a conversation, whatever its length. A run is split when a prompt ends
+// or branches off in it, and when a slot evicts a part of it.
+//
+// The owner of an Index guards it with a lock, which calls of Match may not share.
 // Capacity, Len, Total, Distinct and Bytes may be called at any time from any
 // goroutine without it.
 type Index struct {
-	holders Holders
-	slots   atomic.Pointer[[]*lru] // replaced, not changed, when it grows
-	total   atomic.Int64
-	bytes   atomic.Int64 // of the lists
+	runs     runs
+	holders  Holders                // of runs, by their number
+	slots    atomic.Pointer[[]*lru] // replaced, not changed, when it grows
+	total    atomic.Int64
+	distinct atomic.Int64
+	bytes    atomic.Int64
+	lists    int64 // bytes of the slots
 
-	gaps int // slots that may hold a block without the one before it
-
-	keys, scratch []uint64 // of the prompt at hand
-	fetched       uint64
+	// Scratch: the prompt at hand as runs, with how many of its blocks are at the end of each.
+	path   []uint32
+	ends   []int32
+	ids    []uint64
+	counts []int32
+	hashes []uint64
+	peers  []int
 }
 
 // New returns an empty index in which every slot has the capacity 0. The seed
@@ -40,9 +50,15 @@ func New(seed uint64) *Index { return newIndex(newMixer(seed)) }
 
 func newIndex(m mixer) *Index {
 	x := &Index{}
-	x.holders.init(m)
 	x.slots.Store(&[]*lru{})
+	x.init(m)
 	return x
+}
+
+func (x *Index) init(m mixer) {
+	x.runs.init(m)
+	x.holders.init(m)
+	x.publish()
 }
 
 // lru returns the list of a slot, nil when the slot never had a capacity.
@@ -68,42 +84,49 @@ func (x *Index) SetCapacity(slot, blocks int) {
 			slots = append(slots, &lru{})
 		}
 		x.slots.Store(&slots)
-		x.bytes.Add(int64(len(slots)-len(old)) * (lruBytes + 8))
+		x.lists += int64(len(slots)-len(old)) * (lruBytes + 8)
 		l = slots[slot]
 	}
 	l.limit.Store(int64(blocks))
-	before := l.bytes()
-	if blocks == 0 {
-		x.empty(l, slot)
-	} else if x.evict(l, slot, l.used-blocks); cap(l.list) > blocks+blocks/2+2 {
-		l.pack()
+	x.evict(l, slot, l.used-blocks)
+	if l.used == 0 {
+		l.clear()
+	} else if len(l.list) > minTable+4*l.index.used {
+		x.packList(l)
 	}
-	x.bytes.Add(l.bytes() - before)
-	x.publish(l)
+	if x.runs.cells.sparse() || x.runs.runs.sparse() {
+		x.pack()
+	}
+	x.publishSlot(l)
 }
 
-// empty takes all blocks from a slot, in the order in which the holder map has them.
-func (x *Index) empty(l *lru, slot int) {
-	for part := range slices.Chunk(l.index, batch) {
-		x.scratch = x.scratch[:0]
-		for _, e := range part {
-			if e != emptyIndex {
-				x.scratch = append(x.scratch, l.list[uint32(e)].key)
-			}
-		}
-		x.fetched += x.holders.fetch(x.scratch)
-		for _, key := range x.scratch {
-			x.holders.remove(key, slot)
-		}
+// packList moves a list to an array of its size.
+func (x *Index) packList(l *lru) {
+	old := l.list
+	l.list, l.free, l.index = make([]hold, 1, l.index.used+1), 0, table{}
+	last := uint32(0)
+	for o := old[0].next; o != 0; o = old[o].next {
+		n := l.insert(last, old[o].run)
+		l.list[n].kids = old[o].kids
+		last = n
 	}
-	x.setGaps(l, 0)
-	l.clear()
 }
 
-// setGaps says how many blocks a slot has to evict until none is there without the one before it.
-func (x *Index) setGaps(l *lru, n int) {
-	x.gaps += min(n, 1) - min(l.gaps, 1)
-	l.gaps = n
+// pack gives memory back that many runs took. It takes time that only the removal of endpoints is worth.
+func (x *Index) pack() {
+	to := x.runs.pack()
+	x.holders.Reset()
+	for slot, l := range *x.slots.Load() {
+		if l.used == 0 {
+			continue
+		}
+		for n := l.list[0].next; n != 0; n = l.list[n].next {
+			l.list[n].run = to[l.list[n].run]
+			x.holders.add(x.key(l.list[n].run), slot)
+		}
+		x.packList(l)
+		x.measure(l)
+	}
 }
 
 // Capacity returns the blocks that a slot can hold, 0 before SetCapacity and after Clear.
@@ -114,132 +137,175 @@ func (x *Index) Capacity(slot int) int {
 	return 0
 }
 
-// Match is Holders.Walk over what the slots hold. It does not count as a use.
-//
-// A block is never older than the one behind it: a slot that has a block has all
-// before it, and the end of what it has is found by bisection. Of 2,000 blocks that
-// reads 20 and not all (BenchmarkMatch). Only Forget can leave gaps, rarely, and then all are read.
-func (x *Index) Match(hashes []uint64, active []uint64, matched []int32) int {
-	if x.gaps > 0 || len(hashes) < minBisected {
-		return x.holders.Walk(hashes, active, matched)
-	}
-	longest := 0
-	for page, slots := range active {
-		if slots != 0 {
-			longest = max(longest, x.holders.bisect(hashes, page, slots, matched))
+// follow finds the runs that a prompt goes through: x.path, with x.ends. Of the
+// last one it may have only a part; over says how many blocks that one goes on for.
+func (x *Index) follow(hashes []uint64) (over int) {
+	x.path, x.ends = x.path[:0], x.ends[:0]
+	id := uint32(0)
+	for n := 0; n < len(hashes); {
+		if id = x.runs.find(x.runs.mix.key(hashes[n]), id); id == 0 {
+			return 0
+		}
+		c := x.runs.common(id, hashes[n:])
+		n += c
+		x.path, x.ends = append(x.path, id), append(x.ends, int32(n))
+		if over = int(x.runs.runs.at(id).blocks) - c; over > 0 {
+			return over
 		}
 	}
-	return longest
+	return 0
+}
+
+// Match finds how much of a prompt each slot holds; see Holders.Walk for active and
+// matched. It does not count as a use.
+func (x *Index) Match(hashes []uint64, active []uint64, matched []int32) int {
+	x.follow(hashes)
+	if len(x.path) == 0 {
+		return 0
+	}
+	x.ids = x.ids[:0]
+	for _, id := range x.path {
+		x.ids = append(x.ids, uint64(id))
+	}
+	slots := min(len(matched), len(active)*pageSlots)
+	x.counts = slices.Grow(x.counts[:0], slots)[:slots]
+	clear(x.counts)
+	longest := x.holders.Walk(x.ids, active, x.counts)
+	if longest == 0 {
+		return 0
+	}
+	for slot, n := range x.counts {
+		if n > 0 {
+			matched[slot] += x.ends[n-1]
+		}
+	}
+	return int(x.ends[longest-1])
 }
 
 // Record says that a slot now holds a prompt, given as its chain of hashes in
 // order: a hash must stand for all of the prompt up to its block. A prompt longer
-// than the slot's capacity is cut to it, keeping the head. The prompt's blocks become the slot's most recent ones with the first block in
-// front, so that a prompt loses its tail first, as in the engine; what is then
-// over the capacity is evicted.
+// than the slot's capacity is cut to it, keeping the head. The prompt's blocks
+// become the slot's most recent ones with the first block in front, so that a
+// prompt loses its tail first, as in the engine; what is then over the capacity is
+// evicted.
 //
-// The hashes that the slot did not hold before are appended to fresh, in order
-// and once each, and fresh is returned. A nil fresh skips that and stays nil.
-func (x *Index) Record(slot int, hashes []uint64, fresh []uint64) []uint64 {
+// It returns how many of the prompt's blocks the slot held before.
+func (x *Index) Record(slot int, hashes []uint64) (held int) {
 	l := x.lru(slot)
 	if l == nil {
-		return fresh
+		return 0
 	}
 	limit := int(l.limit.Load())
 	hashes = hashes[:min(len(hashes), limit)]
-	x.keys, x.scratch = x.keys[:0], x.scratch[:0]
-	for _, hash := range hashes {
-		x.keys = append(x.keys, x.holders.mix.key(hash))
+	if len(hashes) == 0 {
+		return 0
 	}
-	// What is held moves to the front first, lest it be evicted for what is not.
-	var held int
-	var last uint32
-	x.scratch, held, last = l.promote(x.keys, x.scratch)
-	if len(x.scratch) == 0 {
-		return fresh
+	over := x.follow(hashes)
+	if over > 0 {
+		last := len(x.path) - 1
+		x.path[last] = x.split(x.path[last], int(x.runs.runs.at(x.path[last]).blocks)-over)
 	}
-	x.fetched += x.holders.fetch(x.scratch)
-	l.fetch(x.scratch)
-	if evict := l.used + len(x.scratch) - limit; evict > 0 {
-		x.fetchOldest(l, min(evict, l.used))
+	known, parent := 0, uint32(0)
+	if n := len(x.path); n > 0 {
+		known, parent = int(x.ends[n-1]), x.path[n-1]
 	}
-	before := l.bytes()
-	for i := held; i < len(x.keys); i++ {
-		key := x.keys[i]
-		if len(l.list) > 0 {
-			if n := l.list[last].next; n != 0 && l.list[n].key == key {
-				last = n
-				continue
-			}
+	if known < len(hashes) {
+		x.path = append(x.path, x.runs.add(parent, hashes[known:]))
+		x.ends = append(x.ends, int32(len(hashes)))
+	}
+	held = len(hashes)
+	kids := uint32(0) // 1 behind a run that was not held
+	for i := len(x.path) - 1; i >= 0; i-- {
+		r := x.runs.runs.at(x.path[i])
+		if n := l.find(x.path[i]); n != 0 {
+			l.front(n)
+			l.list[n].kids += kids
+			kids = 0
+			continue
 		}
-		n, at := l.find(key)
-		if n != 0 {
-			continue // seen in this prompt
-		}
-		last = l.insert(last, key, at)
-		l.newest = key
-		x.holders.add(key, slot)
-		if l.used > limit {
-			x.evictOne(l, slot)
-		}
-		if fresh != nil {
-			fresh = append(fresh, hashes[i])
-		}
+		l.list[l.insert(0, x.path[i])].kids = kids
+		kids = 1
+		x.holders.add(x.key(x.path[i]), slot)
+		r.holders++
+		l.used += int(r.blocks)
+		held -= int(r.blocks)
 	}
-	if after := l.bytes(); after != before {
-		x.bytes.Add(after - before)
+	x.evict(l, slot, l.used-limit)
+	x.publishSlot(l)
+	return held
+}
+
+// split is runs.split with what the slots hold. It returns the first run.
+func (x *Index) split(id uint32, n int) uint32 {
+	var first uint32
+	first, x.hashes = x.runs.split(id, n, x.hashes)
+	x.peers = x.holders.slots(x.key(id), x.peers[:0])
+	for _, slot := range x.peers {
+		l := x.lru(slot)
+		head := l.insert(l.list[l.find(id)].prev, first)
+		l.list[head].kids = 1
+		x.holders.add(x.key(first), slot)
+		x.measure(l)
 	}
-	x.publish(l)
-	return fresh
+	return first
 }
 
 // evict removes the n least recently used blocks.
 func (x *Index) evict(l *lru, slot, n int) {
-	for ; n > 0; n -= batch {
-		part := min(n, batch)
-		x.fetchOldest(l, part)
-		for range part {
-			x.evictOne(l, slot)
+	for n > 0 && l.used > 0 {
+		place := l.list[0].prev
+		id := l.list[place].run
+		r := x.runs.runs.at(id)
+		keep := int(r.blocks) - n
+		switch {
+		case keep <= 0:
+			n = -keep
+			x.drop(l, slot, place)
+		case r.holders == 1:
+			x.runs.shorten(id, keep)
+			l.used -= n
+			return
+		default:
+			x.split(id, keep)
+			x.drop(l, slot, l.list[0].prev)
+			return
 		}
 	}
 }
 
-func (x *Index) evictOne(l *lru, slot int) {
-	victim := l.list[0].prev
-	x.holders.remove(l.list[victim].key, slot)
-	l.remove(victim)
-	if l.gaps > 0 {
-		x.setGaps(l, l.gaps-1)
+// drop takes a run from a slot.
+func (x *Index) drop(l *lru, slot int, place uint32) {
+	id := l.list[place].run
+	r := x.runs.runs.at(id)
+	x.holders.remove(x.key(id), slot)
+	l.remove(place)
+	l.used -= int(r.blocks)
+	if r.parent != 0 {
+		l.list[l.find(r.parent)].kids--
+	}
+	if r.holders--; r.holders == 0 {
+		x.runs.drop(id)
 	}
 }
 
-// fetchOldest gets the n least recently used blocks, which are about to go, into the processor's caches.
-func (x *Index) fetchOldest(l *lru, n int) {
-	x.scratch = l.oldest(n, x.scratch[:0])
-	x.fetched += x.holders.fetch(x.scratch)
-	l.fetch(x.scratch)
-}
-
-// Forget says that a slot does not hold these hashes: what Record returned, when the prompt never reached the endpoint.
-func (x *Index) Forget(slot int, hashes []uint64) {
+// Forget takes back a Record that returned held: the prompt never reached the
+// endpoint. Blocks stay that the slot has been given more behind since.
+func (x *Index) Forget(slot int, hashes []uint64, held int) {
 	l := x.lru(slot)
-	if l == nil || l.used == 0 || len(hashes) == 0 {
+	if l == nil || l.used == 0 {
 		return
 	}
-	// What was added since may stand behind these blocks. It is the oldest then, as
-	// nothing touches it but what brings them back, and so it is gone or well once
-	// as many blocks as there are now have been evicted.
-	if l.gaps > 0 || l.newest != x.holders.mix.key(hashes[len(hashes)-1]) {
-		x.setGaps(l, l.used)
-	}
-	for _, hash := range hashes {
-		key := x.holders.mix.key(hash)
-		if n, _ := l.find(key); n != 0 {
-			x.holders.remove(key, slot)
-			l.remove(n)
+	over := x.follow(hashes)
+	for i := len(x.path) - 1; i >= 0; i-- {
+		if i > 0 && int(x.ends[i-1]) < held || i == 0 && held > 0 {
+			break
 		}
+		if n := l.find(x.path[i]); n != 0 && l.list[n].kids == 0 && over == 0 {
+			x.drop(l, slot, n)
+		}
+		over = 0
 	}
-	x.publish(l)
+	x.publishSlot(l)
 }
 
 // Clear removes a slot: it holds nothing and its capacity is 0. The number may be used for another endpoint.
@@ -247,23 +313,39 @@ func (x *Index) Clear(slot int) { x.SetCapacity(slot, 0) }
 
 // Reset forgets the blocks of all slots. The capacities stay.
 func (x *Index) Reset() {
-	x.holders.Reset()
 	for _, l := range *x.slots.Load() {
-		x.bytes.Add(-l.bytes())
-		x.setGaps(l, 0)
 		l.clear()
-		x.publish(l)
+		x.publishSlot(l)
+	}
+	x.init(x.runs.mix)
+}
+
+// key is what the holders know a run by.
+func (x *Index) key(id uint32) uint64 { return x.holders.mix.key(uint64(id)) }
+
+// measure keeps the sum of the lists' memory.
+func (x *Index) measure(l *lru) {
+	if n := l.bytes(); n != l.sized {
+		x.lists += n - l.sized
+		l.sized = n
 	}
 }
 
-// publish makes the counts of blocks visible to other goroutines, once per change rather than per block.
-func (x *Index) publish(l *lru) {
+// publish makes the counts visible to other goroutines, once per change rather than per block.
+func (x *Index) publish() {
+	x.holders.publish()
+	x.distinct.Store(int64(x.runs.blocks))
+	x.bytes.Store(x.runs.bytes() + x.lists)
+}
+
+func (x *Index) publishSlot(l *lru) {
+	x.measure(l)
 	n := int64(l.used)
 	if old := l.size.Load(); n != old {
 		l.size.Store(n)
 		x.total.Add(n - old)
 	}
-	x.holders.publish()
+	x.publish()
 }
 
 // Len returns the number of blocks that a slot holds.
@@ -278,7 +360,7 @@ func (x *Index) Len(slot int) int {
 func (x *Index) Total() int { return int(x.total.Load()) }
 
 // Distinct returns the number of different blocks that the slots hold.
-func (x *Index) Distinct() int { return x.holders.Distinct() }
+func (x *Index) Distinct() int { return int(x.distinct.Load()) }
 
 // Bytes returns the memory in use, in bytes.
 func (x *Index) Bytes() int64 { return x.holders.Bytes() + x.bytes.Load() }

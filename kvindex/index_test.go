@@ -39,7 +39,7 @@ func TestRecord(t *testing.T) {
 		x := New(1)
 		x.SetCapacity(0, capacity)
 		for _, hashes := range record {
-			x.Record(0, hashes, nil)
+			x.Record(0, hashes)
 		}
 		if got := matches(x, 1, query)[0]; got != want {
 			t.Errorf("%s: got %d blocks, want %d", name, got, want)
@@ -66,57 +66,68 @@ func TestRecord(t *testing.T) {
 	f(t, "repeats", 8, []p{{1, 2, 1, 2, 3}}, p{1, 2, 1, 2, 3}, 5)
 }
 
-func TestRecordReturnsFresh(t *testing.T) {
+func TestRecordReturnsHeld(t *testing.T) {
 	x := New(1)
 	x.SetCapacity(0, 4)
-	f := func(t *testing.T, hashes, want []uint64) {
+	f := func(t *testing.T, hashes []uint64, want int) {
 		t.Helper()
-		if got := x.Record(0, hashes, []uint64{99}); !slices.Equal(got, append([]uint64{99}, want...)) {
-			t.Errorf("Record(%d): got %d, want %d after 99", hashes, got, want)
+		if got := x.Record(0, hashes); got != want {
+			t.Errorf("Record(%d): got %d blocks held before, want %d", hashes, got, want)
 		}
 	}
-	f(t, []uint64{1, 2}, []uint64{1, 2})
-	f(t, []uint64{1, 2}, nil)
-	f(t, []uint64{1, 3, 3}, []uint64{3})
-	f(t, []uint64{5, 6, 7}, []uint64{5, 6, 7})
-	f(t, nil, nil)
-	if got := x.Record(0, []uint64{8}, nil); got != nil {
-		t.Errorf("Record with nil: got %d, want nil", got)
-	}
-	if got := x.Record(1, []uint64{8}, []uint64{99}); !slices.Equal(got, []uint64{99}) {
-		t.Errorf("Record to a slot without a capacity: got %d, want [99]", got)
+	f(t, []uint64{1, 2}, 0)
+	f(t, []uint64{1, 2}, 2)
+	f(t, []uint64{1}, 1)
+	f(t, []uint64{1, 3}, 1)
+	f(t, []uint64{5, 6, 7}, 0)
+	f(t, []uint64{1, 2}, 1)
+	f(t, nil, 0)
+	if got := x.Record(1, []uint64{8}); got != 0 {
+		t.Errorf("Record to a slot without a capacity: got %d, want 0", got)
 	}
 }
 
 func TestForgetUndoesRecord(t *testing.T) {
 	x := New(1)
 	x.SetCapacity(3, 10)
-	x.Forget(4, []uint64{1}) // a slot that never was
-	x.Forget(3, []uint64{1})
-	x.Record(3, []uint64{1, 2}, nil)
-	fresh := x.Record(3, []uint64{1, 2, 3, 4}, []uint64{})
-	x.Forget(3, fresh)
-	if got := matches(x, 4, []uint64{1, 2, 3, 4})[3]; got != 2 {
-		t.Errorf("after Forget: got %d blocks, want 2", got)
+	x.Forget(4, []uint64{1}, 0) // a slot that never was
+	x.Forget(3, []uint64{1}, 0)
+	x.Record(3, []uint64{1, 2})
+	held := x.Record(3, []uint64{1, 2, 3, 4})
+	x.Forget(3, []uint64{1, 2, 3, 4}, held)
+	f := func(name string, hashes []uint64, want int) {
+		t.Helper()
+		if got := matches(x, 4, hashes)[3]; int(got) != want {
+			t.Errorf("%s: got %d blocks, want %d", name, got, want)
+		}
 	}
+	f("after Forget", []uint64{1, 2, 3, 4}, 2)
 	if x.Len(3) != 2 || x.Total() != 2 || x.Distinct() != 2 {
 		t.Errorf("after Forget: got %d, %d, %d blocks, want 2", x.Len(3), x.Total(), x.Distinct())
 	}
+	held = x.Record(3, []uint64{1, 2, 5, 6})
+	x.Record(3, []uint64{1, 2, 5, 7})
+	x.Forget(3, []uint64{1, 2, 5, 6}, held)
+	f("another prompt stands on it", []uint64{1, 2, 5, 7}, 4)
+	f("what is its own is gone", []uint64{1, 2, 5, 6}, 3)
+	x.Record(3, []uint64{1, 2, 5, 7, 8})
+	x.Forget(3, []uint64{1, 2, 5, 7}, 3)
+	f("the prompt went on", []uint64{1, 2, 5, 7, 8}, 5)
 }
 
 func TestSlotIsReused(t *testing.T) {
 	x := New(1)
 	for _, slot := range []int{0, 70} {
 		x.SetCapacity(slot, 10)
-		x.Record(slot, []uint64{1, 2}, nil)
+		x.Record(slot, []uint64{1, 2})
 	}
 	x.Clear(0)
 	x.Clear(500) // a slot that never was
-	if got := x.Record(0, []uint64{1}, []uint64{}); len(got) != 0 || x.Capacity(0) != 0 || x.Len(0) != 0 {
-		t.Errorf("cleared slot: got fresh %d, capacity %d, length %d, want none", got, x.Capacity(0), x.Len(0))
+	if got := x.Record(0, []uint64{1}); got != 0 || x.Capacity(0) != 0 || x.Len(0) != 0 {
+		t.Errorf("cleared slot: got %d held, capacity %d, length %d, want none", got, x.Capacity(0), x.Len(0))
 	}
 	x.SetCapacity(0, 5)
-	x.Record(0, []uint64{9}, nil)
+	x.Record(0, []uint64{9})
 	if got, want := matches(x, 71, []uint64{1, 2}), int32(2); got[0] != 0 || got[70] != want {
 		t.Errorf("after reuse: got %d and %d blocks, want 0 and %d", got[0], got[70], want)
 	}
@@ -125,13 +136,13 @@ func TestSlotIsReused(t *testing.T) {
 func TestResetKeepsCapacities(t *testing.T) {
 	x := New(1)
 	x.SetCapacity(0, 10)
-	x.Record(0, []uint64{1, 2}, nil)
+	x.Record(0, []uint64{1, 2})
 	x.Reset()
 	if x.Len(0) != 0 || x.Total() != 0 || x.Distinct() != 0 || x.Capacity(0) != 10 {
 		t.Errorf("got length %d, total %d, distinct %d, capacity %d, want 0, 0, 0, 10",
 			x.Len(0), x.Total(), x.Distinct(), x.Capacity(0))
 	}
-	x.Record(0, []uint64{2, 3}, nil)
+	x.Record(0, []uint64{2, 3})
 	if got := matches(x, 1, []uint64{2, 3})[0]; got != 2 {
 		t.Errorf("after Reset and Record: got %d blocks, want 2", got)
 	}
@@ -147,11 +158,11 @@ func TestBytesFollowContent(t *testing.T) {
 	}
 	all := prompts(1, 100000)[0]
 	for chunk := range slices.Chunk(all, 100) {
-		x.Record(0, chunk, nil)
+		x.Record(0, chunk)
 	}
 	full := x.Bytes()
-	if got := float64(full-empty) / float64(len(all)); got < 30 || got > 95 {
-		t.Errorf("full: got %.1f bytes per block, want 30 to 95", got)
+	if got := float64(full-empty) / float64(len(all)); got < 8 || got > 20 {
+		t.Errorf("full: got %.1f bytes per block, want 8 to 20", got)
 	}
 	x.SetCapacity(0, 100)
 	if got := x.Bytes(); x.Len(0) != 100 || got > empty+(full-empty)/4 {
@@ -179,7 +190,7 @@ func TestCountsWhileWriting(t *testing.T) {
 	for i, hashes := range prompts(200, 20) {
 		slot := i % 150
 		x.SetCapacity(slot, 10+i%20)
-		x.Record(slot, hashes, nil)
+		x.Record(slot, hashes)
 		if i%50 == 49 {
 			x.Clear(slot)
 		}
@@ -200,9 +211,9 @@ func filled(slots, capacity int, shared []uint64) *Index {
 			for k := range own {
 				own[k] = r.Uint64()
 			}
-			x.Record(slot, own, nil)
+			x.Record(slot, own)
 		}
-		x.Record(slot, shared[:len(shared)-slot*len(shared)/(2*slots)], nil)
+		x.Record(slot, shared[:len(shared)-slot*len(shared)/(2*slots)])
 	}
 	return x
 }
@@ -218,7 +229,6 @@ func TestIndexAllocsNothing(t *testing.T) {
 	shared := prompts(1, 128)[0]
 	x := filled(slots, capacity, shared)
 	active, matched := make([]uint64, (slots+63)/64), make([]int32, slots)
-	fresh := make([]uint64, 0, 128)
 	cold := prompts(200, 128)
 	f := func(t *testing.T, name string, op func(i int)) {
 		t.Helper()
@@ -244,19 +254,19 @@ func TestIndexAllocsNothing(t *testing.T) {
 		}
 	})
 	f(t, "record warm", func(int) {
-		if fresh = x.Record(0, shared, fresh[:0]); len(fresh) != 0 {
-			t.Fatalf("record warm: got %d fresh, want 0", len(fresh))
+		if got := x.Record(0, shared); got != 128 {
+			t.Fatalf("record warm: got %d held, want 128", got)
 		}
 	})
 	f(t, "forget and record", func(int) {
-		x.Forget(0, shared)
-		if fresh = x.Record(0, shared, fresh[:0]); len(fresh) != 128 {
-			t.Fatalf("forget and record: got %d fresh, want 128", len(fresh))
+		x.Forget(0, shared, 0)
+		if got := x.Record(0, shared); got != 0 {
+			t.Fatalf("forget and record: got %d held, want 0", got)
 		}
 	})
 	f(t, "record evicting", func(i int) {
-		if fresh = x.Record(7, cold[i%len(cold)], fresh[:0]); len(fresh) != 128 || x.Len(7) != capacity {
-			t.Fatalf("record evicting: got %d fresh, %d held, want 128, %d", len(fresh), x.Len(7), capacity)
+		if got := x.Record(7, cold[i%len(cold)]); got != 0 || x.Len(7) != capacity {
+			t.Fatalf("record evicting: got %d held before, %d now, want 0, %d", got, x.Len(7), capacity)
 		}
 	})
 }
@@ -303,7 +313,7 @@ func BenchmarkMatchMany128(b *testing.B) {
 			held := prompts(slots*100, 128)
 			for i, hashes := range held {
 				x.SetCapacity(i%slots, 31250)
-				x.Record(i%slots, hashes, nil)
+				x.Record(i%slots, hashes)
 			}
 			active, matched := make([]uint64, (slots+63)/64), make([]int32, slots)
 			i := 0
@@ -333,7 +343,7 @@ func BenchmarkRecordWarm128(b *testing.B) {
 	shared := prompts(1, 128)[0]
 	x := filled(16, 31250, shared)
 	for b.Loop() {
-		x.Record(0, shared, nil)
+		x.Record(0, shared)
 	}
 }
 
@@ -343,11 +353,11 @@ func BenchmarkRecordHeld128(b *testing.B) {
 	held := prompts(16*200, 128)
 	for i, hashes := range held {
 		x.SetCapacity(i%16, 31250)
-		x.Record(i%16, hashes, nil)
+		x.Record(i%16, hashes)
 	}
 	i := 0
 	for b.Loop() {
-		x.Record(i%16, held[i%len(held)], nil)
+		x.Record(i%16, held[i%len(held)])
 		i++
 	}
 }
@@ -357,10 +367,9 @@ func BenchmarkRecordEvicting128(b *testing.B) {
 		b.Run(fmt.Sprintf("endpoints=%d", slots), func(b *testing.B) {
 			x := filled(slots, 31250, prompts(1, 128)[0])
 			cold := prompts(slots*400, 128)
-			fresh := make([]uint64, 0, 128)
 			i := 0
 			for b.Loop() {
-				fresh = x.Record(i%slots, cold[i%len(cold)], fresh[:0])
+				x.Record(i%slots, cold[i%len(cold)])
 				i++
 			}
 		})
@@ -377,14 +386,13 @@ func BenchmarkRecordTurn(b *testing.B) {
 			conversations := prompts(slots*(8000/blocks), blocks)
 			x := filled(slots, 31250, nil)
 			rng := rand.New(rand.NewPCG(1, 2))
-			fresh := make([]uint64, 0, blocks)
 			i := 0
 			turn := func() {
 				c := conversations[i%len(conversations)]
 				for k := held; k < blocks; k++ {
 					c[k] = rng.Uint64()
 				}
-				fresh = x.Record(i%slots, c, fresh[:0])
+				x.Record(i%slots, c)
 				i++
 			}
 			for range 8 * slots * 31250 / blocks {
@@ -408,7 +416,7 @@ func BenchmarkClear(b *testing.B) {
 		b.StopTimer()
 		x.SetCapacity(slot, 31250)
 		for k := slot; k < len(own); k += 16 {
-			x.Record(slot, own[k], nil)
+			x.Record(slot, own[k])
 		}
 		b.StartTimer()
 		i++

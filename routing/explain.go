@@ -163,7 +163,7 @@ func (r *Router) Seed(req *Request, e *Endpoint, match int) error {
 			return fmt.Errorf("replica %s: match %d is outside the prompt's 0..%d blocks", e.DisplayName(), match, len(ch.hashes))
 		}
 		ch.hashes, ch.ends = ch.hashes[:match], []int{match}
-		ch.fresh = nil
+		ch.held, ch.fresh = nil, nil
 		if s, ok := o.Observer.(seeder); ok {
 			s.seed(&ch, e)
 			continue

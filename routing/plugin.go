@@ -110,15 +110,16 @@ type Column struct {
 // recording and for another attempt.
 type chain struct {
 	hashes      []uint64
-	ends        []int // end of prompt i in hashes
-	fresh       []uint64
+	ends        []int    // end of prompt i in hashes
+	held        []int    // blocks of prompt i that the picked endpoint held before
+	fresh       []uint64 // keys that were guessed for it
 	blockTokens int
 	extras      []kvindex.Extra // scratch
 	placed      *Endpoint       // where a producer that places wants the request, nil: it has no opinion
 }
 
 func (ch *chain) reset() {
-	ch.hashes, ch.ends, ch.fresh = ch.hashes[:0], ch.ends[:0], ch.fresh[:0]
+	ch.hashes, ch.ends, ch.held, ch.fresh = ch.hashes[:0], ch.ends[:0], ch.held[:0], ch.fresh[:0]
 	ch.blockTokens, ch.placed = 0, nil
 }
 

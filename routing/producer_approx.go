@@ -193,20 +193,23 @@ func (a *approxProducer) Match(r *Request, ch *chain, c []Candidate, col *Column
 
 func (a *approxProducer) Picked(r *Request, ch *chain, e *Endpoint) {
 	a.fit(r, e)
-	if ch.fresh == nil {
-		ch.fresh = make([]uint64, 0, len(ch.hashes)) // nil would mean: do not tell
-	}
-	ch.fresh = ch.fresh[:0]
+	ch.held = ch.held[:0]
 	start := 0
 	for _, end := range ch.ends {
-		ch.fresh = a.store.index.Record(e.slot, ch.hashes[start:end], ch.fresh)
+		ch.held = append(ch.held, a.store.index.Record(e.slot, ch.hashes[start:end]))
 		start = end
 	}
 }
 
 func (a *approxProducer) Undo(_ *Request, ch *chain, e *Endpoint) {
-	a.store.index.Forget(e.slot, ch.fresh)
-	ch.fresh = ch.fresh[:0]
+	for i := len(ch.held) - 1; i >= 0; i-- { // the prompts of a batch may have a head in common
+		start := 0
+		if i > 0 {
+			start = ch.ends[i-1]
+		}
+		a.store.index.Forget(e.slot, ch.hashes[start:ch.ends[i]], ch.held[i])
+	}
+	ch.held = ch.held[:0]
 }
 
 // Learning an endpoint's capacity from what its engine says of every answered
