@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -435,6 +437,54 @@ func TestFailuresAreCounted(t *testing.T) {
 }
 
 // TestTimeouts: each phase has its own, and none counts the whole.
+// A replica that stops at SIGTERM may leave its streams hanging and listen no
+// more: the idle limit ends each with an error event and without a clean end, and
+// what comes next goes to another replica.
+func TestReplicaLeavesStreamsHanging(t *testing.T) {
+	f := func(path, body, opening, event string) {
+		t.Run(path, func(t *testing.T) {
+			stopped := make(chan bool)
+			var leaving *stub
+			leaving = newStub(t, func(c *stubConn) {
+				if _, err := c.request(); err != nil {
+					return
+				}
+				c.say(sseHead + chunk(opening))
+				<-stopped
+				c.gone()
+			})
+			g := newGateway(t, func(s *configs.Settings) { s.Upstream.StreamTimeout = 200 * time.Millisecond }, leaving)
+			c := g.dial()
+			c.say(post(path, body))
+			resp, err := http.ReadResponse(c.Reader, nil)
+			if err != nil {
+				t.Fatalf("head: got %v, want one", err)
+			}
+			_ = leaving.ln.Close()
+			close(stopped)
+			other := newStub(t, plain)
+			specs := []routing.EndpointSpec{{Name: "r0", URL: leaving.url()}, {Name: "r1", URL: other.url()}}
+			g.setSpecs(specs)
+			for range 8 {
+				want(t, "the next request", g.dial().ask(post(chat, chatBody)).StatusCode, 200)
+			}
+			want(t, "served by the other", other.requests.Load(), int64(8))
+			text, err := io.ReadAll(resp.Body)
+			if rest, ok := strings.CutPrefix(string(text), opening); !ok || !strings.HasPrefix(rest, event) || !strings.Contains(rest, "upstream_timeout") && !strings.Contains(rest, "stream_timeout") {
+				t.Errorf("stream: got %q, want an error event behind what came", text)
+			}
+			if err == nil || strings.Contains(string(text), "[DONE]") {
+				t.Errorf("stream: got a clean end (%v, %q), want a broken one", err, text)
+			}
+			want(t, "failures", g.value(`kvgate_upstream_errors_total{reason="timeout",replica="r0"}`), 1.0)
+		})
+	}
+	f(chat, streamBody, roleEvent+event("a"), `data: {"error":{"message":`)
+	f("/v1/completions", `{"model":"m","prompt":"x","stream":true}`, event("a"), `data: {"error":{"message":`)
+	f("/v1/responses", `{"model":"m","input":"x","stream":true}`, "event: response.created\ndata: {}\n\n", "event: error\ndata: {\"type\":\"error\"")
+	f("/v1/messages", `{"model":"m","messages":[],"stream":true}`, "event: message_start\ndata: {}\n\n", "event: error\ndata: {\"type\":\"error\"")
+}
+
 func TestTimeouts(t *testing.T) {
 	limits := func(s *configs.Settings) {
 		s.Upstream.HeaderTimeout = 60 * time.Millisecond
