@@ -178,8 +178,14 @@ func complete(ctx context.Context, client *http.Client, target string, body []by
 }
 
 // SameOrder returns an error that names the first two policies whose mean TTFT
-// differ by more than a tenth in the lab and stand the other way round here.
+// differ by more than a tenth in the lab and stand the other way round here, or
+// the first one that says nothing, as its requests were not sent when due.
 func SameOrder(rows []*TraceReport) error {
+	for _, a := range rows {
+		if a.LateP99 > a.LabTTFTMean/2 {
+			return fmt.Errorf("%s: one request in a hundred was sent %.2f s late, by the trace's clock: this machine is too busy; use a smaller --faster", a.Policy, a.LateP99)
+		}
+	}
 	for _, a := range rows {
 		for _, b := range rows {
 			if a.LabTTFTMean < 0.9*b.LabTTFTMean && a.TTFTMean >= b.TTFTMean {

@@ -112,4 +112,8 @@ func TestSameOrder(t *testing.T) {
 	f(false, [2]float64{1, 4}, [2]float64{2, 3})
 	f(false, [2]float64{2, 3}, [2]float64{1, 4})
 	f(true, [2]float64{1, 4}, [2]float64{1.05, 3}) // alike in the lab
+	late := []*TraceReport{{Policy: "p", LabTTFTMean: 1, TTFTMean: 1, LateP99: 0.6}}
+	if err := SameOrder(late); err == nil || !strings.Contains(err.Error(), "p: one request in a hundred was sent 0.60 s late") {
+		t.Errorf("late requests: got %v, want an error that says so", err)
+	}
 }
