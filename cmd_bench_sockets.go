@@ -106,7 +106,7 @@ func runSockets(ctx context.Context, o socketOptions, stdout, stderr io.Writer) 
 			return err
 		}
 	}
-	return bench.SameOrder(rows)
+	return bench.SameOrder(rows, o.faster)
 }
 
 // replaySockets runs one policy: fresh replicas, a gateway, the trace.

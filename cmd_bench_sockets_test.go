@@ -24,7 +24,7 @@ func TestBenchSockets(t *testing.T) {
 	if err := os.WriteFile(profile, []byte("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer}]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"bench", "sockets", "--trace", trace, "--replicas", "1", "--faster", "10", "--warmup", "0"}
+	args := []string{"bench", "sockets", "--trace", trace, "--replicas", "1", "--faster", "2", "--warmup", "0"}
 	status, out, errs := command(t, append(args, "--compare", "llm-d-default,default-inline,"+profile, "--output", "json")...)
 	var rows []bench.TraceReport
 	if err := json.Unmarshal([]byte(out), &rows); status != 0 || err != nil || len(rows) != 3 {

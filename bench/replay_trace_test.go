@@ -104,7 +104,7 @@ func TestSameOrder(t *testing.T) {
 		for _, r := range rows {
 			reports = append(reports, &TraceReport{LabTTFTMean: r[0], TTFTMean: r[1]})
 		}
-		if err := SameOrder(reports); (err == nil) != want {
+		if err := SameOrder(reports, 4); (err == nil) != want {
 			t.Errorf("%v: got %v, want the same order: %v", rows, err, want)
 		}
 	}
@@ -113,7 +113,7 @@ func TestSameOrder(t *testing.T) {
 	f(false, [2]float64{2, 3}, [2]float64{1, 4})
 	f(true, [2]float64{1, 4}, [2]float64{1.05, 3}) // alike in the lab
 	late := []*TraceReport{{Policy: "p", LabTTFTMean: 1, TTFTMean: 1, LateP99: 0.6}}
-	if err := SameOrder(late); err == nil || !strings.Contains(err.Error(), "p: one request in a hundred was sent 0.60 s late") {
+	if err := SameOrder(late, 5); err == nil || !strings.Contains(err.Error(), "p: one request in a hundred was sent 0.60 s late") {
 		t.Errorf("late requests: got %v, want an error that says so", err)
 	}
 }
