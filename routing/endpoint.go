@@ -79,6 +79,20 @@ func (s EndpointSpec) ID() string {
 // Endpoint is one replica: its identity, what was observed of it, and what
 // this process has sent to it. Proxy, scraper and router meet here, in atomics.
 type Endpoint struct {
+	// What every pick reads of every endpoint, in as few cache lines as it fits.
+	observation  atomic.Pointer[Observation]
+	scraped      atomic.Bool  // the first scrape has ended, well or badly
+	down         atomic.Bool  // the last attempt to connect failed
+	draining     atomic.Bool  // by the operator or by removal
+	gone         atomic.Bool  // removed: no index may hold its slot any more
+	trial        atomic.Int32 // requests out that decide whether it comes back
+	ejectedUntil atomic.Int64 // Unix nanoseconds
+	returned     atomic.Int64 // Unix nanoseconds at which its slow start began, or slowStartDue, or 0
+	inFlight     atomic.Int64 // requests dispatched and not ended
+	awaiting     atomic.Int64 // of these, requests without a first token
+	pending      atomic.Int64 // uncached prompt tokens of the awaiting requests
+	drain        drainRate
+
 	id     string
 	name   string
 	url    string
@@ -87,24 +101,8 @@ type Endpoint struct {
 	own    atomic.Pointer[configs.Credentials]
 	slot   int // column of this endpoint in every index, stable while it lives
 
-	scraped  atomic.Bool // the first scrape has ended, well or badly
-	down     atomic.Bool // the last attempt to connect failed
-	draining atomic.Bool // by the operator or by removal
-	gone     atomic.Bool // removed: no index may hold its slot any more
-
-	observation atomic.Pointer[Observation]
-	models      atomic.Pointer[modelList]
-
-	inFlight atomic.Int64 // requests dispatched and not ended
-	awaiting atomic.Int64 // of these, requests without a first token
-	pending  atomic.Int64 // uncached prompt tokens of the awaiting requests
-
-	failures     atomic.Int32 // failed requests in a row
-	ejectedUntil atomic.Int64 // Unix nanoseconds
-	trial        atomic.Int32 // requests out that decide whether it comes back
-	returned     atomic.Int64 // Unix nanoseconds at which its slow start began, or slowStartDue, or 0
-
-	drain drainRate
+	models   atomic.Pointer[modelList]
+	failures atomic.Int32 // failed requests in a row
 
 	// Transport belongs to the proxy: its connections to this replica, found
 	// without a map.
@@ -291,14 +289,14 @@ func (e *Endpoint) Drained() (seconds, tokens float64) {
 // first tokens: (uncached tokens that reached a first token) / (time with at
 // least one request awaiting one), both decaying with a time constant of 60 s.
 type drainRate struct {
+	// The two below as of the last first token, for readers without the lock.
+	secondsBits, tokensBits atomic.Uint64
+
 	mu      sync.Mutex
 	since   time.Time // last update
 	busy    bool      // requests are awaiting since then
 	seconds float64   // decayed busy seconds
 	tokens  float64   // decayed tokens
-
-	// The two as of the last first token, for readers without the lock.
-	secondsBits, tokensBits atomic.Uint64
 }
 
 const drainTimeConstant = 60 // seconds

@@ -302,6 +302,7 @@ func (v *fleetView) resolve(r *Request) ([]*Endpoint, error) {
 // those that were never scraped. degraded says that it was not the first choice.
 func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Candidate) (c []Candidate, degraded bool) {
 	even := evenShare(endpoints)
+	oldest := now.Add(-time.Duration(f.staleness.Load()))
 	for _, want := range [...]State{Ready, Ready, Down, Starting} {
 		for _, e := range endpoints {
 			if e.stateAt(now) != want || (len(r.Exclude) > 0 && slices.Contains(r.Exclude, e)) {
@@ -310,8 +311,9 @@ func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Cand
 			if even >= 0 && !e.warm(now, even) {
 				continue
 			}
-			dst = append(dst, Candidate{Endpoint: e, Row: len(dst)})
-			f.join(e, now, &dst[len(dst)-1])
+			n := len(dst)
+			dst = slices.Grow(dst, 1)[:n+1]
+			join(e, n, oldest, &dst[n])
 		}
 		if len(dst) > 0 {
 			return dst, want != Ready
@@ -335,9 +337,11 @@ func evenShare(endpoints []*Endpoint) float64 {
 	return float64(total) / float64(len(endpoints))
 }
 
-// join is the one place where scraped and inline truth meet.
-func (f *Fleet) join(e *Endpoint, now time.Time, c *Candidate) {
-	if o := e.Observation(); o != nil && int64(now.Sub(o.At)) <= f.staleness.Load() {
+// join is the one place where scraped and inline truth meet. It sets all of c:
+// observations from before oldest are not believed.
+func join(e *Endpoint, row int, oldest time.Time, c *Candidate) {
+	c.Endpoint, c.Row = e, row
+	if o := e.Observation(); o != nil && !o.At.Before(oldest) {
 		c.Waiting, c.Running, c.KVUsage = o.Waiting, o.Running, o.KVUsage
 	} else {
 		c.Waiting, c.Running, c.KVUsage = math.NaN(), math.NaN(), math.NaN()
