@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -28,6 +31,7 @@ type demoOptions struct {
 	listen      string
 	adminListen string
 	replicas    int
+	clusters    int
 	concurrency int
 	count       int
 }
@@ -42,6 +46,9 @@ func newDemoCommand() *cobra.Command {
 			"Then it stays up for curl, unless --once.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.clusters < 0 || o.clusters > o.replicas {
+				return fmt.Errorf("--clusters %d: use a number from 0 to that of --replicas, %d", o.clusters, o.replicas)
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			return demo(ctx, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -52,6 +59,7 @@ func newDemoCommand() *cobra.Command {
 	f.StringVar(&o.listen, "listen", ":8080", "data listener of the gateway")
 	f.StringVar(&o.adminListen, "admin-listen", "127.0.0.1:9090", "admin listener of the gateway")
 	f.IntVar(&o.replicas, "replicas", 4, "simulated replicas")
+	f.IntVar(&o.clusters, "clusters", 0, "clusters over which the replicas are spread, each with a gateway of its own below this one (0: none)")
 	f.IntVar(&o.concurrency, "concurrency", 12, "conversations at once")
 	f.IntVar(&o.count, "conversations", 0, "conversations to replay (0: all)")
 	outputFlag(cmd, &o.output)
@@ -85,6 +93,7 @@ func startReplicas(n int) (servers []*fakevllm.Server, stop func(), err error) {
 // demoReport is what `kvgate demo --output json` prints.
 type demoReport struct {
 	Replicas   int                 `json:"replicas"`
+	Clusters   int                 `json:"clusters,omitempty"`
 	RoundRobin *bench.ReplayReport `json:"round_robin"`
 	KVGate     *bench.ReplayReport `json:"kvgate"`
 }
@@ -109,7 +118,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 		}
 		return r, err
 	}
-	report := demoReport{Replicas: o.replicas}
+	report := demoReport{Replicas: o.replicas, Clusters: o.clusters}
 
 	servers, stop, err := startReplicas(o.replicas)
 	if err != nil {
@@ -130,15 +139,11 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer stop()
-	g, err := demoGateway(ctx, o, servers, stderr)
+	g, stop, err := demoGateways(ctx, o, servers, stderr)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		cut, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_ = g.stop(cut)
-	}()
+	defer stop()
 	if report.KVGate, err = replay("kvgate", g.dataURL()); err != nil {
 		return err
 	}
@@ -172,17 +177,102 @@ func adminURL(g *gateway) string {
 	return "http://" + g.admin.Addr().String()
 }
 
-func demoGateway(ctx context.Context, o demoOptions, servers []*fakevllm.Server, stderr io.Writer) (*gateway, error) {
+// demoGateways starts the gateway that the demo talks to, and those of its clusters if there are any.
+func demoGateways(ctx context.Context, o demoOptions, servers []*fakevllm.Server, stderr io.Writer) (top *gateway, stop func(), err error) {
+	var all []*gateway
+	dir := ""
+	stop = func() {
+		cut, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		for _, g := range slices.Backward(all) {
+			_ = g.stop(cut)
+		}
+		if dir != "" {
+			_ = os.RemoveAll(dir)
+		}
+	}
+	defer func() {
+		if err != nil {
+			stop()
+		}
+	}()
+	start := func(change func(s *configs.Settings)) (*gateway, error) {
+		g, err := demoGateway(ctx, stderr, change)
+		if g != nil {
+			all = append(all, g)
+		}
+		return g, err
+	}
+	if o.clusters == 0 {
+		top, err = start(func(s *configs.Settings) {
+			s.Listen, s.AdminListen, s.Replicas = o.listen, o.adminListen, demoReplicas(servers)
+		})
+		return top, stop, err
+	}
+	clusters := "endpoints:\n"
+	for i := range o.clusters {
+		from, to := i*len(servers)/o.clusters, (i+1)*len(servers)/o.clusters
+		g, err := start(func(s *configs.Settings) {
+			s.Listen, s.AdminListen, s.Replicas, s.Admin.LLMDMetrics = "127.0.0.1:0", "127.0.0.1:0", demoReplicas(servers[from:to]), true
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		clusters += fmt.Sprintf("- {name: cluster-%d, address: 127.0.0.1, port: %q, labels: {metricsPort: %q}}\n", i, portOf(g.data), portOf(g.admin))
+	}
+	if dir, err = os.MkdirTemp("", "kvgate-demo-"); err != nil {
+		return nil, nil, err
+	}
+	list, scheduling := filepath.Join(dir, "clusters.yaml"), filepath.Join(dir, "scheduling.yaml")
+	for file, text := range map[string]string{list: clusters, scheduling: fmt.Sprintf(demoClusters, list)} {
+		if err = os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return nil, nil, err
+		}
+	}
+	top, err = start(func(s *configs.Settings) {
+		s.Listen, s.AdminListen, s.Scheduling = o.listen, o.adminListen, scheduling
+	})
+	return top, stop, err
+}
+
+// demoClusters is the configuration of a gateway over clusters; their file is to be filled in.
+const demoClusters = `apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+  - {type: multicluster-file-discovery, parameters: {path: %q}}
+  - {type: multicluster-metrics-data-source, parameters: {scheme: http}}
+  - {type: multicluster-metrics-extractor}
+  - {type: multicluster-queue-scorer}
+  - {type: multicluster-kv-cache-utilization-scorer}
+  - {type: multicluster-prefix-cache-scorer}
+schedulingProfiles:
+  - name: default
+    plugins:
+      - {pluginRef: multicluster-queue-scorer, weight: 2}
+      - {pluginRef: multicluster-kv-cache-utilization-scorer, weight: 2}
+      - {pluginRef: multicluster-prefix-cache-scorer, weight: 5}
+dataLayer:
+  sources:
+    - pluginRef: multicluster-metrics-data-source
+      extractors: [{pluginRef: multicluster-metrics-extractor}]
+`
+
+func portOf(ln net.Listener) string { return fmt.Sprint(ln.Addr().(*net.TCPAddr).Port) }
+
+func demoReplicas(servers []*fakevllm.Server) []configs.Replica {
+	replicas := make([]configs.Replica, len(servers))
+	for i, r := range servers {
+		replicas[i] = configs.Replica{Name: fmt.Sprintf("replica-%d", i), Namespace: "default", URL: r.URL()}
+	}
+	return replicas
+}
+
+// demoGateway starts a gateway and waits for its replicas. It may return a gateway that is to be stopped beside an error.
+func demoGateway(ctx context.Context, stderr io.Writer, change func(s *configs.Settings)) (*gateway, error) {
 	load := func() (*configs.Loaded, error) {
 		s := configs.DefaultSettings()
-		s.Listen, s.AdminListen, s.Log.Access = o.listen, o.adminListen, false
-		for i, r := range servers {
-			replica, err := configs.Replica{Name: fmt.Sprintf("replica-%d", i), URL: r.URL()}.Normalize()
-			if err != nil {
-				return nil, err
-			}
-			s.Replicas = append(s.Replicas, replica)
-		}
+		s.Log.Access = false
+		change(&s)
 		return &configs.Loaded{Settings: s}, nil
 	}
 	level := zap.NewAtomicLevelAt(zap.WarnLevel)
@@ -201,7 +291,7 @@ func demoGateway(ctx context.Context, o demoOptions, servers []*fakevllm.Server,
 	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := g.scraper.WaitFirst(wait); err != nil {
-		return nil, fmt.Errorf("wait for the replicas: %w", err)
+		return g, fmt.Errorf("wait for the replicas: %w", err)
 	}
 	return g, nil
 }
@@ -221,7 +311,11 @@ func progressLine(w io.Writer, name string) (progress func(done, all int), end f
 }
 
 func (r demoReport) print(w io.Writer) {
-	_, _ = fmt.Fprintf(w, "%d requests of real conversations, %d simulated replicas, empty before each run\n\n", r.KVGate.Requests, r.Replicas)
+	in := ""
+	if r.Clusters > 0 {
+		in = fmt.Sprintf(" in %d clusters", r.Clusters)
+	}
+	_, _ = fmt.Fprintf(w, "%d requests of real conversations, %d simulated replicas%s, empty before each run\n\n", r.KVGate.Requests, r.Replicas, in)
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', tabwriter.AlignRight)
 	_, _ = fmt.Fprintln(tw, "\trequests\thit rate\tTTFT p50\tTTFT p99\tcomputed prompt tokens\t")
 	for _, row := range []struct {

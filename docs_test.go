@@ -328,6 +328,8 @@ func TestDocsExamples(t *testing.T) {
 				}
 			} else if strings.HasPrefix(text, "keys:") {
 				_, err = configs.ParseKeys(file, []byte(text))
+			} else if strings.HasPrefix(text, "endpoints:") {
+				_, _, err = configs.ParseEndpoints(file, []byte(text))
 			} else {
 				path := filepath.Join(t.TempDir(), "settings.yaml")
 				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -42,6 +42,7 @@ type gateway struct {
 	server   *proxy.Server
 	scraper  *scrape.Manager
 	renderer *scrape.Renderer
+	averages *proxy.Averages
 
 	reloadMu sync.Mutex
 	settings *configs.Settings
@@ -86,6 +87,10 @@ func newGateway(load func() (*configs.Loaded, error), log *zap.Logger, level zap
 	g.router.Store(router)
 	g.scraper.SetKVEvents(router.KVEventSources())
 	g.metrics = proxy.NewMetrics(g.registry, g.fleet, proxy.RouteTemplates())
+	g.averages = proxy.NewAverages(g.fleet)
+	if err := g.serveAverages(s.Admin.LLMDMetrics); err != nil {
+		return nil, err
+	}
 	access := zap.NewNop()
 	if s.Log.Access {
 		access = log.Named("access")
@@ -134,6 +139,15 @@ func (g *gateway) listen(in inherited) (err error) {
 		}
 	}
 	return nil
+}
+
+// serveAverages puts the averages over the replicas on the metrics page, or takes them off.
+func (g *gateway) serveAverages(on bool) error {
+	g.registry.Unregister(g.averages)
+	if !on {
+		return nil
+	}
+	return g.registry.Register(g.averages)
 }
 
 // adminToken reads what requests to the admin listener must carry.
@@ -270,6 +284,9 @@ func (g *gateway) reload() (err error) {
 		return err
 	}
 	if err := g.renderer.Apply(s); err != nil {
+		return err
+	}
+	if err := g.serveAverages(s.Admin.LLMDMetrics); err != nil {
 		return err
 	}
 	g.token.Store(&token)

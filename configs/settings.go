@@ -79,6 +79,7 @@ type Limits struct {
 	MaxN        int      `mapstructure:"max_n" usage:"answers that one request may ask for (n, best_of); 0: any number"`
 	MaxTokens   int      `mapstructure:"max_tokens" usage:"tokens that one request may ask for (max_tokens and its like); 0: any number"`
 	MaxItems    int      `mapstructure:"max_items" usage:"messages, prompts, inputs, documents or tools in one request; 0: any number"`
+	Hops        int      `mapstructure:"hops" usage:"kvgates that a request may pass one after the other"`
 	DenyFields  []string `mapstructure:"deny_fields" usage:"top-level fields of a JSON body that are refused with 400 unless they are null"`
 }
 
@@ -146,6 +147,8 @@ type Admin struct {
 	TokenFile string `mapstructure:"token_file" usage:"file with the token that requests to the admin listener must carry"`
 	Insecure  bool   `mapstructure:"insecure" usage:"serve the admin listener beyond loopback without a token"`
 	PProf     bool   `mapstructure:"pprof" usage:"serve /debug/pprof/"`
+
+	LLMDMetrics bool `mapstructure:"llm_d_metrics" usage:"serve the averages over the replicas under llm-d's names, too, for a gateway over clusters"`
 }
 
 // DefaultSettings returns what holds when nothing is set.
@@ -162,7 +165,7 @@ func DefaultSettings() Settings {
 			MaxConns:      100_000,
 			MinUploadRate: 1 << 10,
 		},
-		Limits:    Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30, DenyFields: []string{"kv_transfer_params", "ec_transfer_params"}},
+		Limits:    Limits{Body: 32 << 20, Header: 32 << 10, UpstreamHeader: 16 << 10, Buffered: 1 << 30, Hops: 8, DenyFields: []string{"kv_transfer_params", "ec_transfer_params"}},
 		Isolation: Isolation{Mode: "shared"},
 		Upstream: Upstream{
 			ConnectTimeout: 2 * time.Second,

@@ -199,6 +199,7 @@ func TestLeafNames(t *testing.T) {
 		"log.level KVGATE_LOG_LEVEL --log-level",
 		"upstream.api_key_file KVGATE_UPSTREAM_API_KEY_FILE --upstream-api-key-file",
 		"admin.pprof KVGATE_ADMIN_PPROF --admin-pprof",
+		"admin.llm_d_metrics KVGATE_ADMIN_LLM_D_METRICS --admin-llm-d-metrics",
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("got %q, want %q among them", got, want)
@@ -261,7 +262,7 @@ func TestLoadSettingsErrors(t *testing.T) {
 	// The file.
 	f("unknown section", "upstreams: {}\n", none, none, "kvgate.yaml:1:1: upstreams: unknown field (did you mean `upstream`?)")
 	f("unknown key", "upstream:\n  idel_timeout: 4s\n", none, none, "kvgate.yaml:2:3: upstream.idel_timeout: unknown field (did you mean `idle_timeout`?)")
-	f("unknown key, far", "admin: {colour: red}\n", none, none, "kvgate.yaml:1:9: admin.colour: unknown field (known fields: token_file, insecure, pprof)")
+	f("unknown key, far", "admin: {colour: red}\n", none, none, "kvgate.yaml:1:9: admin.colour: unknown field (known fields: token_file, insecure, pprof, llm_d_metrics)")
 	f("duplicate key", "listen: ':1'\nlisten: ':2'\n", none, none, "kvgate.yaml:2:1: listen: set twice, first in line 1 (keep one of them)")
 	f("wrong type", "upstream: {idle_timeout: 4}\n", none, none,
 		`kvgate.yaml:1:26: upstream.idle_timeout: wants a duration, got the number 4 (a number with a unit, such as "200ms", "60s" or "1h30m")`)
@@ -450,7 +451,7 @@ func TestRows(t *testing.T) {
 	f(5, Row{"replicas[1]", "default/b=http://b:80", "flag --replica"})
 	f(slices.IndexFunc(rows, func(r Row) bool { return r.Key == "limits.body" }), Row{"limits.body", "64KiB", "env KVGATE_LIMITS_BODY"})
 	f(slices.IndexFunc(rows, func(r Row) bool { return r.Key == "routes.passthrough" }), Row{"routes.passthrough", "/a,/b", "kvgate.yaml:4"})
-	f(len(rows)-1, Row{"admin.pprof", "false", "default"})
+	f(len(rows)-1, Row{"admin.llm_d_metrics", "false", "default"})
 
 	if l, err = load(t, "", nil, nil); err != nil {
 		t.Fatalf("got %v, want no error", err)

@@ -234,6 +234,10 @@ func (v *validator) caps(l *Limits) {
 			v.report(c.key, "write 0 for no limit, or a positive number", "the number %d is negative", c.n)
 		}
 	}
+	const mostHops = 999
+	if l.Hops < 1 || l.Hops > mostHops {
+		v.report("limits.hops", fmt.Sprintf("write a number from 1 to %d", mostHops), "the number %d is out of range", l.Hops)
+	}
 	seen := make(map[string]bool)
 	for i, text := range l.RouteBodies {
 		key := fmt.Sprintf("limits.route_bodies[%d]", i)

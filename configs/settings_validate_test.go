@@ -94,6 +94,9 @@ func TestValidate(t *testing.T) {
 		"limits.max_n: the number -1 is negative (write 0 for no limit, or a positive number)",
 		"limits.max_tokens: the number -2 is negative (write 0 for no limit, or a positive number)",
 		"limits.max_items: the number -3 is negative (write 0 for no limit, or a positive number)")
+	f(func(s *Settings) { s.Limits.Hops = 0 }, "limits.hops: the number 0 is out of range (write a number from 1 to 999)")
+	f(func(s *Settings) { s.Limits.Hops = 1000 }, "limits.hops: the number 1000 is out of range (write a number from 1 to 999)")
+	f(func(s *Settings) { s.Limits.Hops = 999 })
 	bodies := func(list ...string) func(*Settings) { return func(s *Settings) { s.Limits.RouteBodies = list } }
 	shape := " (write PATH=SIZE such as /v1/embeddings=4MiB)"
 	f(bodies("/v1/embeddings=4MiB", "/custom/*=64MiB"))

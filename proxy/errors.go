@@ -20,6 +20,7 @@ type refusal struct {
 	reason  string // x-llm-d-request-dropped-reason
 	retry   int    // Retry-After in seconds, 0: none
 	allow   methods
+	unsent  bool // no replica has seen the request
 	hangUp  bool // close the connection: its framing is in doubt, or the body was not read
 }
 
@@ -40,7 +41,7 @@ var (
 	refuseRoute     = &refusal{status: fasthttp.StatusNotFound, code: "route_not_found", message: "there is no such route here; routes.passthrough opens more of a replica's paths"}
 	refuseParser    = &refusal{status: fasthttp.StatusNotFound, code: "route_not_found", message: "no configured parser reads this route: see requestHandler.parsers"}
 	refuseDraining  = &refusal{status: fasthttp.StatusServiceUnavailable, code: "draining", retry: 1, reason: "rejected-shutting-down", hangUp: true, message: "this gateway is shutting down"}
-	refuseEndpoints = &refusal{status: fasthttp.StatusServiceUnavailable, code: "no_ready_replicas", retry: 1, reason: "rejected-no-endpoints", message: "no replica is available"}
+	refuseEndpoints = &refusal{unsent: true, status: fasthttp.StatusServiceUnavailable, code: "no_ready_replicas", retry: 1, reason: "rejected-no-endpoints", message: "no replica is available"}
 	refuseFiltered  = &refusal{status: fasthttp.StatusTooManyRequests, code: "saturated", retry: 1, reason: "rejected-saturated", message: "no replica has room"}
 	refuseNoModel   = &refusal{status: fasthttp.StatusBadRequest, code: "model_missing", param: "model", message: "the request names no model and more than one is served: set model"}
 	refuseFormModel = &refusal{status: fasthttp.StatusBadRequest, code: "model_missing", param: "model", hangUp: true,
@@ -50,7 +51,7 @@ var (
 	refuseBackground = &refusal{status: fasthttp.StatusNotImplemented, code: "not_supported", param: "background",
 		message: "background responses are not supported: they are fetched by id from one replica's memory; use stream or a plain answer"}
 	refusePanic   = &refusal{status: fasthttp.StatusInternalServerError, code: "internal_error", hangUp: true, message: "the gateway failed to handle this request"}
-	refuseConnect = &refusal{status: fasthttp.StatusBadGateway, code: "upstream_connect_error", message: "the replica could not be reached"}
+	refuseConnect = &refusal{unsent: true, status: fasthttp.StatusBadGateway, code: "upstream_connect_error", message: "the replica could not be reached"}
 	refuseReset   = &refusal{status: fasthttp.StatusBadGateway, code: "upstream_reset", message: "the replica broke off before it answered"}
 	refuseAnswer  = &refusal{status: fasthttp.StatusBadGateway, code: "upstream_malformed", message: "the replica's answer could not be read"}
 	refuseTimeout = &refusal{status: fasthttp.StatusGatewayTimeout, code: "upstream_timeout", message: "the replica did not answer within upstream.header_timeout"}

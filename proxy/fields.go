@@ -24,6 +24,7 @@ const (
 	fieldAPIKey
 	fieldAcceptEncoding
 	fieldRequestID
+	fieldHops
 	fieldForwardedFor
 	fieldForwarded // the others that proxies add
 	fieldCacheControl
@@ -87,6 +88,8 @@ func identify(name []byte) fieldID {
 			return fieldAcceptEncoding
 		case "x-request-id":
 			return fieldRequestID
+		case "x-kvgate-hops":
+			return fieldHops
 		case "x-forwarded-for":
 			return fieldForwardedFor
 		case "forwarded", "x-real-ip":

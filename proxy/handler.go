@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -88,6 +89,9 @@ func (x *exchange) handled() {
 func (x *exchange) refuse(r *refusal) {
 	r.write(x.ctx, x.route.dialect, x.rec.id)
 	x.rec.status = r.status
+	if r.unsent && x.hops > 0 {
+		x.ctx.Response.Header.Set(unsentHeader, "1")
+	}
 	if r.hangUp {
 		x.c.linger = true
 	}
@@ -201,6 +205,11 @@ func (x *exchange) admit() *refusal {
 	if rt.kind == kindRefused {
 		return x.unread(&refusal{status: fasthttp.StatusNotImplemented, code: "not_supported", message: rt.remedy})
 	}
+	if rt.kind == kindProxy && bit != methodOptions {
+		if r := x.circles(); r != nil {
+			return r
+		}
+	}
 	if rt.kind == kindProxy && bit != methodOptions && x.s.late.Load() {
 		return refuseDraining
 	}
@@ -252,6 +261,8 @@ func (x *exchange) readHead(raw []byte) *refusal {
 			x.declared = -1
 		case fieldHost:
 			hosts++
+		case fieldHops:
+			x.hops = max(x.hops, parseHops(f.value))
 		case fieldExpect:
 			if len(f.value) > 0 && !equalFold(f.value, "100-continue") {
 				return refuseExpect
@@ -449,7 +460,7 @@ func (x *exchange) forward(router *routing.Router) {
 		err := x.attempt()
 		e := lease.Endpoint
 		if err == nil {
-			if x.resp.status != fasthttp.StatusServiceUnavailable {
+			if x.resp.status != fasthttp.StatusServiceUnavailable && !x.resp.unsent {
 				break
 			}
 			x.s.o.Metrics.upstreamError(e, reasonRefused)
@@ -664,7 +675,7 @@ func (x *exchange) buildHead(p *pool) {
 	for i := range x.fields {
 		f := &x.fields[i]
 		switch f.id {
-		case fieldHop, fieldInternal, fieldHost, fieldContentLength, fieldTransferEncoding, fieldConnection, fieldExpect, fieldRequestID, fieldForwardedFor:
+		case fieldHop, fieldInternal, fieldHost, fieldContentLength, fieldTransferEncoding, fieldConnection, fieldExpect, fieldRequestID, fieldHops, fieldForwardedFor:
 			continue
 		case fieldAcceptEncoding:
 			if x.route.streams {
@@ -691,6 +702,8 @@ func (x *exchange) buildHead(p *pool) {
 	}
 	b = append(b, "X-Request-Id: "...)
 	b = append(b, x.rec.id...)
+	b = append(b, "\r\n"+hopsHeader+": "...)
+	b = strconv.AppendInt(b, int64(x.hops)+1, 10)
 	b = append(b, "\r\nX-Forwarded-For: "...)
 	for i := range x.fields {
 		if x.c.trusted && x.fields[i].id == fieldForwardedFor && len(x.fields[i].value) > 0 {
@@ -768,8 +781,12 @@ func (x *exchange) relay() {
 	x.rec.status = x.resp.status
 	x.ctx.SetStatusCode(x.resp.status)
 	cacheControl, buffering := false, false
+	sessions := x.lease.SessionHeaders()
 	for i := range x.resp.fields {
 		f := &x.resp.fields[i]
+		if slices.ContainsFunc(sessions, func(name string) bool { return equalFold(f.name, name) }) {
+			continue
+		}
 		switch f.id {
 		case fieldHop, fieldContentLength, fieldTransferEncoding, fieldConnection, fieldRequestID:
 			continue
@@ -780,7 +797,7 @@ func (x *exchange) relay() {
 		case fieldBuffering:
 			buffering = true
 		case fieldInternal:
-			if equalFold(f.name, replicaHeader) {
+			if equalFold(f.name, replicaHeader) || x.hops == 0 && equalFold(f.name, unsentHeader) {
 				continue
 			}
 		}
@@ -789,6 +806,9 @@ func (x *exchange) relay() {
 	h.Set("x-request-id", x.rec.id)
 	if x.live.settings.Headers.Replica {
 		h.Set(replicaHeader, x.rec.replica)
+	}
+	for _, name := range sessions {
+		h.Set(name, x.lease.Endpoint.SessionToken())
 	}
 	if unread := x.rest != nil; unread || x.s.draining.Load() {
 		x.ctx.SetConnectionClose()

@@ -273,20 +273,20 @@ func TestHopByHop(t *testing.T) {
 	c.say(post(chat, chatBody, "Connection: close, X-Foo, X-Forwarded-For, Content-Type", "X-Foo: 1", "TE: trailers", "Trailer: X-T", "Keep-Alive: 1", "Proxy-Authorization: secret",
 		"Proxy-Connection: x", "Upgrade: h2c", "Expect: 100-continue",
 		"X-Gateway-Destination-Endpoint: 10.0.0.1", "x-llm-d-target: x", "X-Prefiller-Host-Port: evil:1", "X-Encoder-Url: evil", "x-kv-cache-source-host: evil", "X-Data-Parallel-Rank: 3",
-		"x-vllm-priority: 0", "X-Kvgate-Replica: r9", "Content_Length: 5", "X_Forwarded_For: 6.6.6.6", "x-smg-routing-key: k", "target-pod: p",
+		"x-vllm-priority: 0", "X-Kvgate-Replica: r9", "X-Kvgate-Hops: 5", "x-kvgate-unsent: 1", "Content_Length: 5", "X_Forwarded_For: 6.6.6.6", "x-smg-routing-key: k", "target-pod: p",
 		"X-Forwarded-For: 10.1.1.1", "X-Dup: 1", "X-Dup: 2", "Cookie: a=b;  c=d", "Accept-Encoding: gzip", "traceparent: 00-ab", "x-stainless-lang: python"))
 	want(t, "interim answer", c.answer("HEAD").StatusCode, 100)
 	a := c.answer("POST")
 	for _, absent := range []string{
 		"X-Foo", "TE:", "Trailer", "Keep-Alive", "Proxy-", "Upgrade", "Expect", "Connection:", "Gateway", "llm-d", "Prefiller", "Encoder", "kv-cache", "Parallel", "priority",
-		"Kvgate", "Content_Length", "X_Forwarded", "smg", "target-pod", "gzip", "Transfer-Encoding",
+		"Kvgate-Replica", "Kvgate-Hops: 5", "unsent", "Content_Length", "X_Forwarded", "smg", "target-pod", "gzip", "Transfer-Encoding",
 	} {
 		if strings.Contains(a.body, absent) {
 			t.Errorf("sent on: got %q in %q, want it gone", absent, a.body)
 		}
 	}
 	for _, present := range []string{
-		"X-Dup: 1\r\nX-Dup: 2\r\n", "Cookie: a=b;  c=d\r\n", "traceparent: 00-ab\r\n", "x-stainless-lang: python\r\n", "Accept-Encoding: identity\r\n", "Content-Type: application/json\r\n",
+		"X-Kvgate-Hops: 6\r\n", "X-Dup: 1\r\nX-Dup: 2\r\n", "Cookie: a=b;  c=d\r\n", "traceparent: 00-ab\r\n", "x-stainless-lang: python\r\n", "Accept-Encoding: identity\r\n", "Content-Type: application/json\r\n",
 		fmt.Sprintf("Content-Length: %d\r\n", len(chatBody)),
 	} {
 		if !strings.Contains(a.body, present) {

@@ -13,6 +13,7 @@ type response struct {
 	length  int64 // of bodyLength; of an answer to HEAD, what it announces; -1 unknown
 	keep    bool  // the connection can carry another request
 	events  bool  // an event stream
+	unsent  bool  // a gateway's word that no replica has seen the request
 	encoded bool  // compressed: the tap cannot read it
 }
 
@@ -23,7 +24,7 @@ var errAnswer = errors.New("the response head is malformed")
 func (r *response) parse(head []byte, headOnly bool) error {
 	r.fields = r.fields[:0]
 	r.status, r.kind, r.length = 0, bodyEmpty, -1
-	r.keep, r.events, r.encoded = false, false, false
+	r.keep, r.events, r.encoded, r.unsent = false, false, false, false
 	line := head[:bytes.IndexByte(head, '\n')+1]
 	// HTTP/1.x SSS[ reason]
 	if len(line) < len("HTTP/1.1 200\r\n") || string(line[:7]) != "HTTP/1." || line[7] != '0' && line[7] != '1' || line[8] != ' ' || line[len(line)-2] != '\r' {
@@ -75,6 +76,8 @@ func (r *response) parse(head []byte, headOnly bool) error {
 			r.events = equalFold(mediaType, "text/event-stream")
 		case fieldContentEncoding:
 			r.encoded = !equalFold(f.value, "identity")
+		case fieldInternal:
+			r.unsent = r.unsent || r.status >= 500 && equalFold(f.name, unsentHeader)
 		}
 	}
 	switch {

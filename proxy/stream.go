@@ -31,6 +31,7 @@ type exchange struct {
 	fields   []field // of the request's head
 	path     []byte
 	origin   []byte    // path and query, as they are sent on
+	hops     int       // gateways that the request has passed
 	declared int64     // Content-Length, -1 for a chunked body, 0 for none
 	body     held      // the request's body, or the first part of it
 	rest     io.Reader // what of a form was not read yet
@@ -90,7 +91,7 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 	x.live = s.live.Load()
 	x.c, x.ctx = c, ctx
 	x.route = &unknownRoute
-	x.declared = 0
+	x.declared, x.hops = 0, 0
 	x.rec = record{start: c.since, client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
 	x.outcome = routing.Canceled
 	x.counted, x.charged, x.streaming, x.whole, x.between, x.spent, x.doubt = false, false, false, false, false, false, false

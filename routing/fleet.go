@@ -47,6 +47,7 @@ type Fleet struct {
 	precise     []*preciseIndex
 	predictions []*predictions
 	bursts      []*burstCounts
+	sessions    []*sessionTable
 	tokens      tokenRatio // of models that no list names
 	rendered    *renderCache
 	sources     [tokenSourceCount]atomic.Uint64

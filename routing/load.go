@@ -242,6 +242,12 @@ func (b *builder) compile(r *Router, cfg *configs.Scheduling, made []instance) {
 		if f, ok := m.value.(Filter); ok {
 			r.filters = append(r.filters, namedFilter{entry.Ref, f})
 		}
+		if x, ok := m.value.(binder); ok {
+			r.binders = append(r.binders, x)
+			if h := x.answerHeader(); h != "" && !slices.Contains(r.sessionHeaders, h) {
+				r.sessionHeaders = append(r.sessionHeaders, h)
+			}
+		}
 		s, scores := m.value.(Scorer)
 		if scores {
 			weight := 1.0
@@ -349,8 +355,8 @@ func (b *builder) detector(cfg *configs.Scheduling, made []instance) {
 func (b *builder) produce(r *Router, made *[]instance, add func(string) any) {
 	for _, n := range b.columns {
 		v := find(*made, n.producer)
-		if v == nil && n.producer == defaultProducer {
-			v = add(defaultProducer)
+		if v == nil && (n.producer == defaultProducer || n.producer == clusterProducer) {
+			v = add(n.producer)
 			*made = append(*made, instance{configs.PluginSpec{Name: n.producer, Type: n.producer}, v})
 		}
 		p, ok := v.(Producer)

@@ -20,13 +20,17 @@ type Router struct {
 	tokenizer Tokenizer
 	producers []namedProducer
 	observers []observer
+	binders   []binder
 	filters   []namedFilter
 	scorers   []weightedScorer
 	picker    Picker
 	parsers   parserSet
 	profile   string
 	memo      *Memo
-	primary   int // producer whose match feeds the lease, -1 when there is none
+
+	sessionHeaders []string // of answers
+
+	primary int // producer whose match feeds the lease, -1 when there is none
 
 	rnd     *rand.Rand
 	cands   []Candidate
@@ -147,6 +151,9 @@ func (r *Router) Route(req *Request) (*Lease, error) {
 	l.take(r, req, e)
 	for _, o := range r.observers {
 		o.Picked(req, &req.work.chains[o.producer], e)
+	}
+	for _, b := range r.binders {
+		b.bound(e)
 	}
 	return l, nil
 }
@@ -327,6 +334,7 @@ func (c *Current) Store(r *Router) {
 	}
 	r.fleet.keepIndexes(names)
 	r.fleet.keepPrecise(precise)
+	r.fleet.keepSessions(r.binders)
 }
 
 // Profile returns the name of the scheduling profile.

@@ -23,12 +23,16 @@ type prefixParams struct {
 const defaultProducer = "approx-prefix-cache-producer"
 
 func newPrefixScorer(b *builder) (any, error) {
-	p := prefixParams{Producer: defaultProducer, ScaleTokens: 8192}
+	producer := defaultProducer
+	if b.spec.Type == clusterScorer {
+		producer = clusterProducer
+	}
+	p := prefixParams{Producer: producer, ScaleTokens: 8192}
 	if err := b.params(&p); err != nil {
 		return nil, err
 	}
 	if p.Producer == "" {
-		p.Producer = defaultProducer
+		p.Producer = producer
 	}
 	if p.Weight < 0 || p.Weight > 1 {
 		return nil, b.problem("use a value from 0 to 1", fmt.Sprintf("matchLengthWeight %v is out of range", p.Weight))

@@ -39,9 +39,10 @@ const adminSource = "the admin surface"
 
 // source is one origin of endpoints and how it fares.
 type source struct {
-	path  string // of a file, else empty
-	watch bool
-	specs []routing.EndpointSpec // never changed in place
+	path     string // of a file, else empty
+	watch    bool
+	clusters bool                   // the file's entries are clusters
+	specs    []routing.EndpointSpec // never changed in place
 
 	problem string            // why the last list was not taken, "" when it was
 	errors  int64             // problems, each counted once
@@ -136,8 +137,11 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxEndpointsFile+1))
 }
 
-func parseEndpoints(path string, data []byte, base *configs.Credentials) ([]routing.EndpointSpec, []string, error) {
-	endpoints, warnings, err := configs.ParseEndpoints(path, data)
+func (s *source) parse(data []byte, base *configs.Credentials) ([]routing.EndpointSpec, []string, error) {
+	endpoints, warnings, err := configs.ParseEndpoints(s.path, data)
+	if err == nil && s.clusters {
+		err = checkClusters(endpoints)
+	}
 	if err != nil {
 		return nil, warnings, err
 	}
@@ -168,7 +172,7 @@ func (m *Manager) reread(ctx context.Context, id sourceID) {
 	var specs []routing.EndpointSpec
 	var warnings []string
 	if err == nil && !unchanged {
-		specs, warnings, err = parseEndpoints(src.path, data, m.config.Load().credentials)
+		specs, warnings, err = src.parse(data, m.config.Load().credentials)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

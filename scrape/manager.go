@@ -176,7 +176,7 @@ func (m *Manager) load(s *configs.Settings, p *Plan, first bool) error {
 	next[sourceEndpoints].path, next[sourceEndpoints].watch = s.Endpoints, true
 	next[sourceDiscovery].path, next[sourceDiscovery].watch = "", false
 	if d := p.discovery; d != nil {
-		next[sourceDiscovery].path, next[sourceDiscovery].watch = d.path, d.watch
+		next[sourceDiscovery].path, next[sourceDiscovery].watch, next[sourceDiscovery].clusters = d.path, d.watch, d.clusters
 	}
 	var warnings []string
 	for _, id := range []sourceID{sourceEndpoints, sourceDiscovery} {
@@ -188,7 +188,7 @@ func (m *Manager) load(s *configs.Settings, p *Plan, first bool) error {
 		data, err := readFile(src.path)
 		if err == nil {
 			var warned []string
-			src.specs, warned, err = parseEndpoints(src.path, data, config.credentials)
+			src.specs, warned, err = src.parse(data, config.credentials)
 			warnings = append(warnings, warned...)
 		}
 		switch {

@@ -20,11 +20,13 @@ type Plan struct {
 	engineKeys []string  // labels of an endpoint that name its engine, the first one set counts
 	engines    []*engine // the default engine first, then in the order in which they are tried
 	discovery  *fileDiscovery
+	clusters   bool // the endpoints are gateways of clusters: their pages have the averages over a cluster
 }
 
 // httpSource says how a page of a replica is read. Zero values: as the replica's traffic.
 type httpSource struct {
 	scheme   string
+	host     string
 	path     string
 	port     string
 	tls      *tls.Config // nil: the settings'
@@ -33,8 +35,9 @@ type httpSource struct {
 
 // fileDiscovery is a file of endpoints that the scheduling file names.
 type fileDiscovery struct {
-	path  string
-	watch bool
+	path     string
+	watch    bool
+	clusters bool // its entries may say where their metrics are
 }
 
 // engineLabel names a replica's engine. The older name of the label counts when the newer one is not set.
@@ -51,6 +54,10 @@ const (
 	modelsExtractor  = "models-data-extractor"
 	noticeSource     = "endpoint-notification-source"
 	fileSource       = "file-discovery"
+
+	clusterSource    = "multicluster-metrics-data-source"
+	clusterExtractor = "multicluster-metrics-extractor"
+	clusterFile      = "multicluster-file-discovery"
 )
 
 // planner reads one configuration.
@@ -124,19 +131,25 @@ func (p *planner) resolve(ref string, pos configs.Position, what string, types .
 func (p *planner) sources() {
 	bound := make(map[string]configs.DataSource) // by type
 	for _, source := range p.cfg.DataLayer.Sources {
-		spec, ok := p.resolve(source.Ref, source.Pos, "a data source", metricsSource, modelsSource, noticeSource)
+		spec, ok := p.resolve(source.Ref, source.Pos, "a data source", metricsSource, clusterSource, modelsSource, noticeSource)
 		if !ok {
 			continue
 		}
-		if first, twice := bound[spec.Type]; twice {
-			p.report(source.Pos.At("pluginRef"), "keep one of them: kvgate reads a replica once", "%q is a second %s, beside %q", source.Ref, spec.Type, first.Ref)
+		scrapes := spec.Type
+		if scrapes == clusterSource {
+			scrapes = metricsSource // in place of the other
+		}
+		if first, twice := bound[scrapes]; twice {
+			p.report(source.Pos.At("pluginRef"), "keep one of them: kvgate reads a replica once", "%q is a second %s, beside %q", source.Ref, scrapes, first.Ref)
 			continue
 		}
-		bound[spec.Type] = source
+		bound[scrapes] = source
 		p.others(spec)
 		switch spec.Type {
 		case metricsSource:
 			p.metrics(spec, source)
+		case clusterSource:
+			p.clusters(spec, source)
 		case modelsSource:
 			p.models(spec, source)
 		case noticeSource:
@@ -153,6 +166,15 @@ func (p *planner) sources() {
 
 // unbound reads the declared plugins that no source names.
 func (p *planner) unbound(bound map[string]configs.DataSource) {
+	if !p.plan.clusters {
+		for _, spec := range slices.Concat(p.declared(clusterSource), p.declared(clusterExtractor)) {
+			p.report(spec.Pos, "name it in dataLayer.sources", "%q is bound to nothing", spec.Name)
+		}
+	} else {
+		for _, spec := range slices.Concat(p.declared(metricsSource), p.declared(metricsExtractor)) {
+			p.report(spec.Pos, "remove it: a "+clusterSource+" is in use", "%q has no effect", spec.Name)
+		}
+	}
 	if _, is := bound[metricsSource]; !is {
 		spec, declared := p.only(metricsSource)
 		switch {
@@ -222,11 +244,59 @@ type sourceParams struct {
 
 func (p *planner) metrics(spec configs.PluginSpec, source configs.DataSource) {
 	p.plan.metrics = p.source(spec, "/metrics")
+	p.fresh(spec)
+	p.extractor(&source)
+}
+
+// fresh reports an interval at which observations grow stale.
+func (p *planner) fresh(spec configs.PluginSpec) {
 	if i, stale := p.plan.metrics.interval, p.scrape.Staleness; i > stale && stale > 0 {
 		p.report(spec.Parameters.At("interval"), "make it shorter, or scrape.staleness longer, else every observation counts as missing",
 			"the interval %s is longer than scrape.staleness %s", i, stale)
 	}
-	p.extractor(&source)
+}
+
+// clusters reads a source of clusters' metrics and its extractor: of a page that
+// a gateway serves about its replicas the two averages are taken for a replica's own values.
+func (p *planner) clusters(spec configs.PluginSpec, source configs.DataSource) {
+	p.plan.clusters = true
+	p.plan.metrics = p.source(spec, "/metrics")
+	if p.plan.metrics.scheme == "" {
+		p.plan.metrics.scheme = "https"
+	}
+	if p.plan.metrics.port != "" {
+		p.warn(spec.Parameters.At("port"), "label the clusters with "+metricsPortLabel, "port has no effect")
+		p.plan.metrics.port = ""
+	}
+	p.fresh(spec)
+	in := struct {
+		Usage string `json:"kvCacheUtilizationMetric"`
+		Queue string `json:"queueSizeMetric"`
+	}{"llm_d_epp_average_kv_cache_utilization", "llm_d_epp_average_queue_size"}
+	x := p.bind(&source, clusterExtractor)
+	if x.Type == "" {
+		p.report(source.Pos, "declare a "+clusterExtractor+" and name it there", "%q has no extractor", source.Ref)
+		return
+	}
+	if err := x.Parameters.Decode(&in); err != nil {
+		p.problems.Add(err)
+		return
+	}
+	specs := engineSpecs{name: "cluster"}
+	specs.specs[fieldUsage], specs.specs[fieldWaiting] = in.Usage, in.Queue
+	keys := [fieldCount]string{fieldUsage: "kvCacheUtilizationMetric", fieldWaiting: "queueSizeMetric"}
+	for f, key := range keys {
+		if key != "" && specs.specs[f] == "" {
+			p.report(x.Parameters.At(key), "name a metric", "%s is empty", key)
+		}
+	}
+	e := specs.compile(func(f field, err error) {
+		p.report(x.Parameters.At(keys[f]), "write name or name{label=value,...}", "%v", err)
+	})
+	if e != nil {
+		p.plan.engines = []*engine{e}
+	}
+	p.plan.engineKeys = nil
 }
 
 func (p *planner) models(spec configs.PluginSpec, source configs.DataSource) {
@@ -453,11 +523,18 @@ func (p *planner) discovery() {
 	var spec configs.PluginSpec
 	ok := false
 	if ref := p.cfg.DataLayer.Discovery; ref != nil {
-		if spec, ok = p.resolve(ref.Ref, ref.Pos, "a discovery plugin", fileSource); ok {
+		if spec, ok = p.resolve(ref.Ref, ref.Pos, "a discovery plugin", fileSource, clusterFile); ok {
 			p.others(spec)
+			for _, s := range slices.Concat(p.declared(fileSource), p.declared(clusterFile)) {
+				if s.Type != spec.Type {
+					p.report(s.Pos, "remove it", "%q has no effect: %q is the source of endpoints", s.Name, spec.Name)
+				}
+			}
 		}
-	} else {
-		spec, ok = p.only(fileSource)
+	} else if spec, ok = p.only(fileSource); !ok {
+		spec, ok = p.only(clusterFile)
+	} else if other, both := p.only(clusterFile); both {
+		p.report(other.Pos, "keep one of them, or name one in dataLayer.discovery", "%q is a second source of endpoints, beside %q", other.Name, spec.Name)
 	}
 	if !ok {
 		return
@@ -474,7 +551,7 @@ func (p *planner) discovery() {
 		p.report(spec.Pos.At("parameters.path"), "write the path of a file of endpoints", "missing")
 		return
 	}
-	p.plan.discovery = &fileDiscovery{path: in.Path, watch: in.WatchFile}
+	p.plan.discovery = &fileDiscovery{path: in.Path, watch: in.WatchFile, clusters: spec.Type == clusterFile}
 }
 
 // engineOf returns the engines to try on the pages of an endpoint with these

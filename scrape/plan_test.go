@@ -28,9 +28,17 @@ func (p *Plan) sketch() string {
 	for _, e := range p.engines {
 		text += " " + e.name
 	}
-	text += " by " + p.engineKeys[0]
+	text += " by "
+	if len(p.engineKeys) > 0 {
+		text += p.engineKeys[0]
+	} else {
+		text += "nothing"
+	}
 	if p.discovery != nil {
 		text += fmt.Sprintf("; file %s watch=%v", p.discovery.path, p.discovery.watch)
+		if p.discovery.clusters {
+			text += " clusters"
+		}
 	}
 	return text
 }
@@ -155,7 +163,7 @@ func TestPlanRefuses(t *testing.T) {
 	f(t, "plugins: [{type: file-discovery, parameters: {path: x, watch: true}}]\n", "parameters.watch: unknown field (known fields: path, watchFile)")
 	f(t, "plugins:\n- {type: file-discovery, parameters: {path: x}}\n- {name: b, type: file-discovery, parameters: {path: y}}\n", `"b" is a second file-discovery`)
 	f(t, "plugins: [{type: file-discovery, parameters: {path: x}}]\ndataLayer: {discovery: {pluginRef: file-discover}}\n", "dataLayer.discovery.pluginRef: no plugin is named \"file-discover\" (did you mean `file-discovery`?)")
-	f(t, "plugins: [{type: queue-scorer}]\ndataLayer: {discovery: {pluginRef: queue-scorer}}\n", "(name a discovery plugin: file-discovery)")
+	f(t, "plugins: [{type: queue-scorer}]\ndataLayer: {discovery: {pluginRef: queue-scorer}}\n", "(name a discovery plugin: file-discovery, multicluster-file-discovery)")
 
 	engine := func(fields string) string {
 		return "plugins:\n- type: core-metrics-extractor\n  parameters: {engineConfigs: [{" + fields + "}]}\n"

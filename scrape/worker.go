@@ -78,6 +78,7 @@ type worker struct {
 	config                  *config
 	own                     *configs.Credentials // of this replica, nil when it has none
 	health, metrics, models *target
+	place                   place
 	healthBy, metricsBy     *client
 	modelsBy                *client
 	reader                  reader
@@ -116,7 +117,7 @@ func (w *worker) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for w.ctx.Err() == nil {
-		if c, own := w.m.config.Load(), w.endpoint.Credentials(); c != w.config || own != w.own {
+		if c, own := w.m.config.Load(), w.endpoint.Credentials(); c != w.config || own != w.own || w.moved() {
 			w.configure(c, own)
 		}
 		timer.Reset(w.step())
@@ -148,7 +149,7 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 	traffic := shown.TLS.Clone()
 	traffic.ServerName = cmp.Or(traffic.ServerName, u.Hostname())
 	aim := func(s *httpSource, accept string) (*target, *client) {
-		scheme, port, config := u.Scheme, u.Port(), traffic
+		scheme, host, port, config := u.Scheme, u.Hostname(), u.Port(), traffic
 		if s.scheme != "" {
 			scheme = s.scheme
 		}
@@ -162,7 +163,12 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 				config.RootCAs = traffic.RootCAs
 			}
 		}
-		t := newTarget(scheme, u.Hostname(), port, s.path, accept, w.m.version, shown.Authorization, config)
+		if s.host != "" {
+			host = s.host
+			config = config.Clone()
+			config.ServerName = host // the name that traffic wants may be another's
+		}
+		t := newTarget(scheme, host, port, s.path, accept, w.m.version, shown.Authorization, config)
 		return t, w.client(t)
 	}
 	first := w.config == nil
@@ -170,7 +176,15 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 	w.health, w.healthBy = aim(&httpSource{path: "/health"}, "*/*")
 	w.models, w.modelsBy = aim(&c.plan.models, "application/json")
 	if c.plan.metrics != nil {
-		w.metrics, w.metricsBy = aim(c.plan.metrics, "text/plain;version=0.0.4")
+		source := *c.plan.metrics
+		if c.plan.clusters {
+			w.place = w.placed()
+			source.host, source.port = w.place.host, w.place.port
+		}
+		w.metrics, w.metricsBy = aim(&source, "text/plain;version=0.0.4")
+		if w.place.problem != "" {
+			w.log.Warn("the metrics of the cluster are read where its traffic goes", zap.String("problem", w.place.problem))
+		}
 	}
 	w.kv.page, w.kv.pageBy = aim(&httpSource{path: "/kv_event_sources"}, "application/json")
 	w.noMetrics, w.failures, w.warned, w.warnedEngine = false, 0, 0, ""
@@ -179,6 +193,26 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 	} else {
 		w.healthAt, w.metricsAt, w.modelsAt = now.Add(spread(healthInterval)), now.Add(spread(c.interval)), now.Add(spread(time.Second))
 	}
+}
+
+// place is where the labels of a cluster say that its metrics are.
+type place struct{ host, port, problem string }
+
+func (w *worker) placed() place {
+	host, port, err := metricsPlace(w.endpoint.Label)
+	if err != nil {
+		return place{problem: err.Error()}
+	}
+	return place{host: host, port: port}
+}
+
+// moved reports whether a cluster's metrics are elsewhere now: its labels change while it lives.
+func (w *worker) moved() bool {
+	if !w.config.plan.clusters {
+		return false
+	}
+	now := w.placed()
+	return now != w.place
 }
 
 // client returns the client for a target: probes of one address share a connection.
@@ -336,6 +370,9 @@ func (w *worker) scraped(r result, err error, took time.Duration) {
 
 var errEmpty = errors.New("the page has no series of a known engine: set the label " + engineLabel + " or engineConfigs of " + metricsExtractor)
 
+var errNoAverages = errors.New("the page has no averages over a cluster: a kvgate serves them on its admin listener with admin.llm_d_metrics, and " +
+	metricsAddressLabel + " and " + metricsPortLabel + " say where that is")
+
 // observe stores what a page says.
 func (w *worker) observe(body []byte, at time.Time) (result, error) {
 	engines, unknown := w.config.plan.engineOf(w.endpoint.Label)
@@ -347,6 +384,9 @@ func (w *worker) observe(body []byte, at time.Time) (result, error) {
 	models, _ := w.endpoint.Models()
 	before := w.reader.engine
 	found, metrics, missing := w.reader.read(body, engines, models)
+	if found == nil && w.config.plan.clusters {
+		return resultEmpty, errNoAverages
+	}
 	if found == nil {
 		return resultEmpty, errEmpty
 	}
