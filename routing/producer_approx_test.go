@@ -115,3 +115,34 @@ func TestApproxLearnsTheCapacity(t *testing.T) {
 	t.Run("told four times as much", func(t *testing.T) { f(t, 4*truth, truth, 580, 800) })
 	t.Run("told half of it", func(t *testing.T) { f(t, truth/2, truth, 560, 700) })
 }
+
+// TestCapacityInTheEnginesTokens: what a replica holds is told in its own tokens, and
+// a block of 256 bytes has as many of them as were learned for the model.
+func TestCapacityInTheEnginesTokens(t *testing.T) {
+	f := func(t *testing.T, bytesPerToken float64, want int) {
+		t.Helper()
+		clock := newTestClock()
+		fleet := readyFleet(t, clock, "a")
+		m := observed(0, 0, 0)
+		m.BlockTokens, m.CapacityTokens = 16, 6400
+		fleet.Endpoints()[0].Observe(m, clock.now())
+		r := newTestRouter(t, fleet, "plugins:\n- {type: prefix-cache-scorer}\n")
+		for range 2000 {
+			fleet.ratioOf([]byte("m")).learn(1000*bytesPerToken, 1000)
+		}
+		for id := range byte(200) {
+			l, err := r.Route(promptOf("m", id, 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.Done(Completed)
+		}
+		if got := fleet.IndexBlocks(fleet.Endpoints()[0]); got != want {
+			t.Errorf("%v bytes per token: got %d blocks kept, want %d", bytesPerToken, got, want)
+		}
+	}
+	f(t, 4, 100)
+	f(t, 2, 50)
+	f(t, 8, 200)
+	f(t, 4.1, 100) // no other capacity for a little
+}

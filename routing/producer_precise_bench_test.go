@@ -42,7 +42,9 @@ func newPreciseBench(b *testing.B, replicas, perReplica, tokens int, params stri
 
 // BenchmarkPreciseDecision times single decisions over 100 replicas, of prompts that
 // are hashed already: nine tenths are held, of one tenth a half is new. Beside it
-// one goroutine takes in so many block events per second.
+// one goroutine takes in so many block events per second. best-p99-ns is the 99th
+// percentile over the prompts of the fastest decision about each: what a decision
+// takes when no other process has the cores.
 func BenchmarkPreciseDecision(b *testing.B) {
 	f := func(name, params string, tokens, perSecond int) {
 		b.Run(fmt.Sprintf("%s/%dtokens", name, tokens), func(b *testing.B) {
@@ -60,14 +62,16 @@ func BenchmarkPreciseDecision(b *testing.B) {
 			stop, stopped := make(chan struct{}), make(chan int)
 			go p.publish(perSecond, stop, stopped)
 			took := make([]time.Duration, 0, b.N)
+			best := slices.Repeat([]time.Duration{time.Hour}, len(requests))
 			start := time.Now()
 			i := 0
 			for b.Loop() {
-				req := requests[i%len(requests)]
+				n := i % len(requests)
 				i++
 				t := time.Now()
-				l, err := p.router.Route(req)
-				took = append(took, time.Since(t))
+				l, err := p.router.Route(requests[n])
+				d := time.Since(t)
+				took, best[n] = append(took, d), min(best[n], d)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -77,12 +81,15 @@ func BenchmarkPreciseDecision(b *testing.B) {
 			elapsed := time.Since(start).Seconds()
 			close(stop)
 			slices.Sort(took)
+			slices.Sort(best)
+			b.ReportMetric(float64(best[len(best)*99/100].Nanoseconds()), "best-p99-ns")
 			b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
 			b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
 			b.ReportMetric(float64(<-stopped)/elapsed, "block-events/s")
 		})
 	}
 	const speculative = "{speculativeIndexing: true}"
+	f("events,blocks of 64", "{tokenProcessorConfig: {blockSizeTokens: 64}}", 8192, 50_000)
 	for _, tokens := range []int{2048, 8192} {
 		f("alone", "{}", tokens, 0)
 		f("events", "{}", tokens, 50_000)
