@@ -354,3 +354,28 @@ func TestDemoClusters(t *testing.T) {
 		t.Errorf("more clusters than replicas: got status %d, %s, want a refusal", status, errs)
 	}
 }
+
+// TestClusterKeysAndTLS: a cluster that asks for keys, for its requests and for its
+// metrics, and has a certificate that nobody else has issued.
+func TestClusterKeysAndTLS(t *testing.T) {
+	files := serverFiles(t)
+	west := testGateway(t, func(s *configs.Settings) {
+		s.TLS, s.Auth.KeysFile = files, writeTemp(t, "keys", "top:key-of-top\n")
+		s.Admin.TokenFile, s.Admin.LLMDMetrics = writeTemp(t, "token", "token-of-west\n"), true
+	}, testReplica(t))
+	clusters := "endpoints:\n- name: west\n  address: 127.0.0.1\n  port: " + portOf(west.data) + "\n  labels: {kvgate.io/scheme: https, kvgate.io/server-name: gate, kvgate.io/ca-file: " + files.CertFile +
+		", kvgate.io/api-key-file: " + writeTemp(t, "key", "key-of-top\n") + ", kvgate.io/metrics-key-file: " + writeTemp(t, "metrics", "token-of-west\n") + ", metricsPort: \"" + portOf(west.admin) + "\"}\n"
+	top := testGateway(t, func(s *configs.Settings) {
+		s.Scheduling = writeTemp(t, "scheduling.yaml", fmt.Sprintf(demoClusters, writeTemp(t, "clusters.yaml", clusters)))
+	})
+	if status, body := post(t, top.dataURL()+"/v1/completions", `{"model":"m","prompt":"Hello","max_tokens":2}`); status != 200 {
+		t.Errorf("got status %d: %s, want 200", status, body)
+	}
+	if o := top.fleet.Endpoints()[0].Observation(); o == nil || o.Waiting != 0 {
+		t.Errorf("got the averages %+v, want those of an idle cluster", o)
+	}
+	// A page behind the same token, read without it, is none.
+	if status, _ := get(t, adminURL(west)+"/metrics"); status != 401 {
+		t.Errorf("the metrics without the token: got status %d, want 401", status)
+	}
+}

@@ -111,14 +111,14 @@ func (r Replica) Normalize() (Replica, error) {
 // AccessLabels are the labels that stand for a replica's own api_key_file and so
 // on where there is nothing but labels: in llm-d's file-discovery format. They
 // name files of this machine, so only whoever writes its configuration may set them.
-var AccessLabels = [...]string{"kvgate.io/api-key-file", "kvgate.io/ca-file", "kvgate.io/client-cert-file", "kvgate.io/client-key-file", "kvgate.io/server-name"}
+var AccessLabels = [...]string{"kvgate.io/api-key-file", "kvgate.io/ca-file", "kvgate.io/client-cert-file", "kvgate.io/client-key-file", "kvgate.io/server-name", "kvgate.io/metrics-key-file"}
 
 // access takes over what the labels say and judges all of it.
 func (r *Replica) access() error {
 	fields := [...]struct {
 		name  string
 		value *string
-	}{{"api_key_file", &r.APIKeyFile}, {"ca_file", &r.CAFile}, {"client_cert_file", &r.ClientCertFile}, {"client_key_file", &r.ClientKeyFile}, {"server_name", &r.ServerName}}
+	}{{"api_key_file", &r.APIKeyFile}, {"ca_file", &r.CAFile}, {"client_cert_file", &r.ClientCertFile}, {"client_key_file", &r.ClientKeyFile}, {"server_name", &r.ServerName}, {"metrics_key_file", &r.MetricsKeyFile}}
 	for i, f := range fields {
 		label := r.Labels[AccessLabels[i]]
 		if label != "" && *f.value != "" && *f.value != label {

@@ -43,7 +43,7 @@ func TestReplicaAccess(t *testing.T) {
 		t.Helper()
 		in.URL = "https://h:1"
 		n, err := in.Normalize()
-		got := strings.Join([]string{n.APIKeyFile, n.CAFile, n.ClientCertFile, n.ClientKeyFile, n.ServerName}, " ")
+		got := strings.Join([]string{n.APIKeyFile, n.CAFile, n.ClientCertFile, n.ClientKeyFile, n.ServerName, n.MetricsKeyFile}, " ")
 		if err != nil {
 			got = err.Error()
 		}
@@ -51,10 +51,10 @@ func TestReplicaAccess(t *testing.T) {
 			t.Errorf("%+v: got %s, want %s", in, got, want)
 		}
 	}
-	f(Replica{}, "    ")
-	f(Replica{APIKeyFile: "k", CAFile: "a", ClientCertFile: "c", ClientKeyFile: "e", ServerName: "s"}, "k a c e s")
-	f(Replica{Labels: labels("k", "a", "c", "e", "s")}, "k a c e s")
-	f(Replica{APIKeyFile: "k", Labels: labels("k", "a")}, "k a   ")
+	f(Replica{}, "     ")
+	f(Replica{APIKeyFile: "k", CAFile: "a", ClientCertFile: "c", ClientKeyFile: "e", ServerName: "s", MetricsKeyFile: "m"}, "k a c e s m")
+	f(Replica{Labels: labels("k", "a", "c", "e", "s", "m")}, "k a c e s m")
+	f(Replica{APIKeyFile: "k", Labels: labels("k", "a")}, "k a    ")
 	f(Replica{APIKeyFile: "k", Labels: labels("other")}, "api_key_file and the label kvgate.io/api-key-file differ: keep one of them")
 	f(Replica{ClientCertFile: "c"}, "client_cert_file and client_key_file belong together: set both, or none")
 	f(Replica{Labels: labels("", "", "", "e")}, "client_cert_file and client_key_file belong together: set both, or none")

@@ -45,6 +45,7 @@ type Replica struct {
 	ClientCertFile string `mapstructure:"client_cert_file"`
 	ClientKeyFile  string `mapstructure:"client_key_file"`
 	ServerName     string `mapstructure:"server_name"`
+	MetricsKeyFile string `mapstructure:"metrics_key_file"`
 
 	Source string `mapstructure:"-"` // where it was declared, for messages
 }

@@ -102,6 +102,7 @@ func (l *Loaded) Rows() []Row {
 			}
 			for _, own := range [...][2]string{
 				{"api_key_file", r.APIKeyFile}, {"ca_file", r.CAFile}, {"client_cert_file", r.ClientCertFile}, {"client_key_file", r.ClientKeyFile}, {"server_name", r.ServerName},
+				{"metrics_key_file", r.MetricsKeyFile},
 			} {
 				if own[1] != "" {
 					value += " " + own[0] + "=" + own[1]

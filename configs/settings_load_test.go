@@ -276,7 +276,7 @@ func TestLoadSettingsErrors(t *testing.T) {
 	f("list item of a wrong type", "routes: {passthrough: [/a, 5]}\n", none, none, "kvgate.yaml:1:28: routes.passthrough[1]: wants a string, got the number 5 (put it in quotes)")
 	f("replica without name", "replicas: ['=http://a']\n", none, none, "kvgate.yaml:1:12: replicas[0]: the name of the replica is empty: write NAME=URL, or URL alone")
 	f("replica of a wrong type", "replicas: [true]\n", none, none, "kvgate.yaml:1:12: replicas[0]: wants a string or a number, got the boolean true")
-	f("unknown key of a replica", "replicas:\n- address: a\n", none, none, "kvgate.yaml:2:3: replicas[0].address: unknown field (known fields: name, namespace, url, labels, api_key_file, ca_file, client_cert_file, client_key_file, server_name)")
+	f("unknown key of a replica", "replicas:\n- address: a\n", none, none, "kvgate.yaml:2:3: replicas[0].address: unknown field (known fields: name, namespace, url, labels, api_key_file, ca_file, client_cert_file, client_key_file, server_name, metrics_key_file)")
 	f("replica with a path", "replicas:\n- http://a:1\n- url: http://b/v1\n", none, none,
 		`kvgate.yaml:3:3: replicas[1]: the URL "http://b/v1" has a path: write http://HOST:PORT or https://HOST:PORT`)
 	f("duplicate name", "replicas:\n- a=http://a:1\n", none, []string{"--replica=a=http://b:1"},

@@ -12,6 +12,8 @@ import (
 type Credentials struct {
 	// Authorization is the header field's value ("Bearer KEY"); "": the client's is passed on.
 	Authorization string
+	// Metrics is the same for the metrics page; "": Authorization.
+	Metrics string
 	// TLS is the client side of TLS to https replicas. Without a ServerName the host of
 	// the replica's URL is meant: a user clones it and fills it in.
 	TLS *tls.Config
@@ -28,7 +30,7 @@ func (u *Upstream) Credentials() (*Credentials, error) {
 // itself names; nil when it names nothing. place is where it was declared, for
 // the error, which has all problems.
 func (r *Replica) Credentials(base *Credentials, place Position) (*Credentials, error) {
-	if r.APIKeyFile == "" && r.CAFile == "" && r.ClientCertFile == "" && r.ClientKeyFile == "" && r.ServerName == "" {
+	if r.APIKeyFile == "" && r.CAFile == "" && r.ClientCertFile == "" && r.ClientKeyFile == "" && r.ServerName == "" && r.MetricsKeyFile == "" {
 		return nil, nil
 	}
 	c := &Credentials{Authorization: base.Authorization, TLS: base.TLS.Clone()}
@@ -46,6 +48,11 @@ func (r *Replica) override(c *Credentials, place Position) error {
 		key, err := ReadSecret(r.APIKeyFile)
 		report("api_key_file", "name a file that holds the key and nothing else", err)
 		c.Authorization = "Bearer " + key
+	}
+	if r.MetricsKeyFile != "" {
+		key, err := ReadSecret(r.MetricsKeyFile)
+		report("metrics_key_file", "name a file that holds the key and nothing else", err)
+		c.Metrics = "Bearer " + key
 	}
 	if r.CAFile != "" {
 		cas, err := ReadCAs(r.CAFile)

@@ -187,3 +187,45 @@ func TestClusterWithoutAverages(t *testing.T) {
 		t.Errorf("got %v, want one warning that names admin.llm_d_metrics", logs)
 	}
 }
+
+// TestClusterKeys: the metrics are asked for with a key of their own, all else with the cluster's.
+func TestClusterKeys(t *testing.T) {
+	f := func(t *testing.T, labels map[string]string, wantMetrics, wantModels string) {
+		t.Helper()
+		serving, metrics := newStub(t), newStub(t)
+		serving.on("/v1/models", models("m"))
+		metrics.on("/metrics", averages(1, 0))
+		_, port, _ := net.SplitHostPort(metrics.address)
+		labels[metricsPortLabel] = port
+		r := newRig(t, rigOptions{scheduling: clusterPlan("scheme: http", ""), set: func(s *configs.Settings) {
+			s.Replicas = []configs.Replica{{Name: "west", URL: serving.url(), Labels: labels}}
+		}})
+		r.begin(t)
+		if o := r.endpoint(t, "west").Observation(); o == nil || o.Waiting != 1 {
+			t.Fatalf("got %+v, want the averages", o)
+		}
+		for s, want := range map[*stub]string{serving: wantModels, metrics: wantMetrics} {
+			for _, head := range s.allHeads() {
+				if got := strings.Contains(head, "Authorization: Bearer "); got != (want != "") || !strings.Contains(head, want) {
+					t.Errorf("%v: got request %q, want %q in it", labels, head, want)
+				}
+			}
+		}
+	}
+	dir := t.TempDir()
+	file := func(name string) string {
+		write(t, filepath.Join(dir, name), "key-of-"+name+"\n")
+		return filepath.Join(dir, name)
+	}
+	west, page := file("west"), file("page")
+	f(t, map[string]string{}, "", "")
+	f(t, map[string]string{"kvgate.io/api-key-file": west}, "Bearer key-of-west\n", "Bearer key-of-west\n")
+	f(t, map[string]string{"kvgate.io/metrics-key-file": page}, "Bearer key-of-page\n", "")
+	f(t, map[string]string{"kvgate.io/api-key-file": west, "kvgate.io/metrics-key-file": page}, "Bearer key-of-page\n", "Bearer key-of-west\n")
+	r := newRig(t, rigOptions{scheduling: clusterPlan("scheme: http", "")})
+	next := r.settings
+	next.Replicas = []configs.Replica{{Name: "west", URL: "http://h:1", Labels: map[string]string{"kvgate.io/metrics-key-file": filepath.Join(dir, "nope")}}}
+	if err := r.Reload(&next, mustPlan(t, clusterPlan("scheme: http", ""), next.Scrape)); err == nil || !strings.Contains(err.Error(), "metrics_key_file") {
+		t.Errorf("got %v, want an error that names metrics_key_file", err)
+	}
+}

@@ -148,7 +148,7 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 	u, _ := url.Parse(w.endpoint.URL()) // a fleet's URLs are normalized
 	traffic := shown.TLS.Clone()
 	traffic.ServerName = cmp.Or(traffic.ServerName, u.Hostname())
-	aim := func(s *httpSource, accept string) (*target, *client) {
+	aim := func(s *httpSource, accept, authorization string) (*target, *client) {
 		scheme, host, port, config := u.Scheme, u.Hostname(), u.Port(), traffic
 		if s.scheme != "" {
 			scheme = s.scheme
@@ -168,25 +168,25 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 			config = config.Clone()
 			config.ServerName = host // the name that traffic wants may be another's
 		}
-		t := newTarget(scheme, host, port, s.path, accept, w.m.version, shown.Authorization, config)
+		t := newTarget(scheme, host, port, s.path, accept, w.m.version, authorization, config)
 		return t, w.client(t)
 	}
 	first := w.config == nil
 	w.config, w.own, w.metrics = c, own, nil
-	w.health, w.healthBy = aim(&httpSource{path: "/health"}, "*/*")
-	w.models, w.modelsBy = aim(&c.plan.models, "application/json")
+	w.health, w.healthBy = aim(&httpSource{path: "/health"}, "*/*", shown.Authorization)
+	w.models, w.modelsBy = aim(&c.plan.models, "application/json", shown.Authorization)
 	if c.plan.metrics != nil {
 		source := *c.plan.metrics
 		if c.plan.clusters {
 			w.place = w.placed()
 			source.host, source.port = w.place.host, w.place.port
 		}
-		w.metrics, w.metricsBy = aim(&source, "text/plain;version=0.0.4")
+		w.metrics, w.metricsBy = aim(&source, "text/plain;version=0.0.4", cmp.Or(shown.Metrics, shown.Authorization))
 		if w.place.problem != "" {
 			w.log.Warn("the metrics of the cluster are read where its traffic goes", zap.String("problem", w.place.problem))
 		}
 	}
-	w.kv.page, w.kv.pageBy = aim(&httpSource{path: "/kv_event_sources"}, "application/json")
+	w.kv.page, w.kv.pageBy = aim(&httpSource{path: "/kv_event_sources"}, "application/json", shown.Authorization)
 	w.noMetrics, w.failures, w.warned, w.warnedEngine = false, 0, 0, ""
 	if now := time.Now(); first {
 		w.healthAt, w.metricsAt, w.modelsAt = now, now, now
