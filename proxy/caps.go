@@ -171,7 +171,7 @@ func routeBodies(s *configs.Settings) (bodies []int64, patterns []patternBody, e
 				bodies[i] = int64(s.Limits.Body)
 			}
 		}
-		at := slices.IndexFunc(routeTable[:], func(e routeEntry) bool {
+		at := slices.IndexFunc(routeTable, func(e routeEntry) bool {
 			return e.path == path && e.kind == kindProxy && e.reading != readNone
 		})
 		switch {

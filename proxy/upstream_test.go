@@ -444,8 +444,7 @@ func TestReplicaLeavesStreamsHanging(t *testing.T) {
 	f := func(path, body, opening, event string) {
 		t.Run(path, func(t *testing.T) {
 			stopped := make(chan bool)
-			var leaving *stub
-			leaving = newStub(t, func(c *stubConn) {
+			leaving := newStub(t, func(c *stubConn) {
 				if _, err := c.request(); err != nil {
 					return
 				}

@@ -187,7 +187,7 @@ class Replica:
 class Gate:
     """A kvgate in front of the replicas, with settings of its own."""
 
-    def __init__(self, binary, replicas, **settings):
+    def __init__(self, binary, replicas, settle, **settings):
         self.dir = tempfile.TemporaryDirectory()
         self.port, self.admin = free_port(), free_port()
         config = {
@@ -202,6 +202,7 @@ class Gate:
         if until(lambda: all(r["state"] == "ready" for r in json.loads(fetch(f"http://127.0.0.1:{self.admin}/debug/fleet"))["replicas"]), 60) is None:
             self.log.seek(0)
             raise SystemExit("kvgate is not ready:\n" + self.log.read())
+        time.sleep(settle)
 
     def __enter__(self):
         return self
@@ -315,11 +316,11 @@ def fifty(report, gate, model, what):
     report.line(not failures, f"{what}: the next 50 requests succeed", "; ".join(failures))
 
 
-def survivors(report, all_, victim, what):
-    """Judges the streams of the other replica and returns those of the victim."""
+def survivors(report, all_, victim, at, what):
+    """Judges the streams of the other replica and returns those of the victim that ran at a time."""
     for s in all_:
         s.join(180)
-    mine, others = [s for s in all_ if s.replica == victim], [s for s in all_ if s.replica != victim]
+    mine, others = [s for s in all_ if s.replica == victim and s.ended > at], [s for s in all_ if s.replica != victim]
     report.line(bool(mine) and bool(others), f"{what}: both replicas had streams", f"{len(mine)} of {victim}, {len(others)} of the other")
     bad = [str(s) for s in others if s.error or not s.done or s.event]
     report.line(not bad, f"{what}: the streams of the other replica finish", "; ".join(bad))
@@ -329,12 +330,13 @@ def survivors(report, all_, victim, what):
 def part_kill_api(report, args, replicas):
     victim, name = replicas[0], "r0"
     family = victim.family()
-    with Gate(args.kvgate, replicas) as gate:
+    with Gate(args.kvgate, replicas, args.settle) as gate:
         all_ = streams(gate, args.model, args.tokens)
+        at = time.monotonic()
         os.kill(family[0], signal.SIGKILL)
         until(victim.refuses, 10, 0.001)  # what comes before that may have been executed: it is not repeated
         fifty(report, gate, args.model, "kill-api")
-        mine = survivors(report, all_, name, "kill-api")
+        mine = survivors(report, all_, name, at, "kill-api")
         bad = [str(s) for s in mine if s.done or not s.error]
         report.line(not bad, "kill-api: its streams end as errors, without [DONE]", "; ".join(bad))
         failures = gate.metric("kvgate_upstream_errors_total", f'replica="{name}"')
@@ -348,12 +350,13 @@ def part_kill_engine(report, args, replicas):
     if engine is None:
         report.skip("kill-engine: the replica has no process EngineCore")
         return True
-    with Gate(args.kvgate, replicas) as gate:
+    with Gate(args.kvgate, replicas, args.settle) as gate:
         all_ = streams(gate, args.model, args.tokens)
+        at = time.monotonic()
         os.kill(engine, signal.SIGKILL)
         until(lambda: any(s.ended for s in all_ if s.replica == name), 60)
         fifty(report, gate, args.model, "kill-engine")
-        mine = survivors(report, all_, name, "kill-engine")
+        mine = survivors(report, all_, name, at, "kill-engine")
         bad = [str(s) for s in mine if not s.event and not s.error]
         report.line(not bad, "kill-engine: its streams end with its error event, or broken", "; ".join(bad))
         events, counted = sum(s.event and not s.error for s in mine), gate.metric("kvgate_upstream_errors_total", f'reason="error_event",replica="{name}"')
@@ -366,12 +369,12 @@ def part_kill_engine(report, args, replicas):
 def part_term(report, args, replicas):
     victim, name = replicas[0], "r0"
     family = victim.family()
-    with Gate(args.kvgate, replicas) as gate:
+    with Gate(args.kvgate, replicas, args.settle) as gate:
         all_ = streams(gate, args.model, args.tokens)
-        os.kill(family[0], signal.SIGTERM)
         at = time.monotonic()
+        os.kill(family[0], signal.SIGTERM)
         fifty(report, gate, args.model, "term")
-        mine = survivors(report, all_, name, "term")
+        mine = survivors(report, all_, name, at, "term")
         late = [str(s) for s in mine if s.is_alive() or s.ended - at > args.drain + IDLE + 5]
         report.line(not late, f"term: its streams end within the idle limit of {IDLE} s", "; ".join(late))
         hung = [s for s in mine if s.error]
@@ -383,13 +386,13 @@ def part_term(report, args, replicas):
 
 def part_hang(report, args, replicas):
     name, family = "r0", replicas[0].family()
-    with Gate(args.kvgate, replicas) as gate:
+    with Gate(args.kvgate, replicas, args.settle) as gate:
         all_ = streams(gate, args.model, args.tokens)
         at = time.monotonic()
         try:
             for pid in family:
                 os.kill(pid, signal.SIGSTOP)
-            mine = survivors(report, all_, name, "hang")
+            mine = survivors(report, all_, name, at, "hang")
             late = [str(s) for s in mine if s.is_alive() or s.ended - at > IDLE + 5]
             report.line(not late, f"hang: its streams end within the idle limit of {IDLE} s", "; ".join(late))
             bad = [str(s) for s in mine if s.done or not s.event or not s.error]
@@ -404,7 +407,7 @@ def part_hang(report, args, replicas):
 
 def part_abort(report, args, replicas):
     busy = lambda: sum(r.running() for r in replicas)
-    with Gate(args.kvgate, replicas) as gate:
+    with Gate(args.kvgate, replicas, args.settle) as gate:
         def leave(what, body, events):
             c = gate.connect()
             c.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
@@ -434,7 +437,7 @@ def part_isolation(report, args, replicas):
     secret = tempfile.NamedTemporaryFile("w")
     secret.write("0123456789abcdef0123456789abcdef")
     secret.flush()
-    with Gate(args.kvgate, replicas, auth={"keys_file": keys.name}, isolation={"mode": "key", "secret_file": secret.name}) as gate:
+    with Gate(args.kvgate, replicas, 0, auth={"keys_file": keys.name}, isolation={"mode": "key", "secret_file": secret.name}) as gate:
         body = question(args.model, f"{time.time_ns()} " + words(17, args.long), 2)
         hits = lambda: sum(r.hits() for r in replicas)
 
@@ -461,9 +464,10 @@ def main():
     p.add_argument("replica", nargs=2, help="URL")
     p.add_argument("--model", help="default: the first that the replicas serve")
     p.add_argument("--restart", default="", help="command that starts the replica on {port} ({i}: 0 or 1) and stays in the foreground")
-    p.add_argument("--tokens", type=int, default=400, help="tokens of a stream: it must last some seconds")
+    p.add_argument("--tokens", type=int, default=1000, help="tokens of a stream: it must last longer than the others take to begin")
     p.add_argument("--long", type=int, default=200, help="words of a long prompt")
     p.add_argument("--drain", type=float, default=0, help="seconds that a replica goes on after SIGTERM")
+    p.add_argument("--settle", type=float, default=11, help="seconds before streams start: a replica that was away comes back slowly, for 10 s")
     p.add_argument("--parts", default="isolation,abort,hang,kill-api,kill-engine,term")
     args = p.parse_args()
     replicas = [Replica(i, url, args.restart) for i, url in enumerate(args.replica)]
