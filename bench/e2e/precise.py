@@ -14,8 +14,9 @@ Every arm is a gateway of its own in front of empty caches, with the same
 conversations: chats behind common system prompts, questions about documents,
 token ids, salts, the Anthropic and the Responses dialect, streams and plain
 answers, prompts that repeat. Arms with one request at a time leave --gap seconds
-between an answer and the next request, so that vLLM's events are in. Exits 1 when
-a limit is missed.
+between an answer and the next request, so that vLLM's events are in. The limit on the
+mean error of approx-parallel and cost-parallel is for caches that have room for
+what runs: 512 blocks and --concurrency 8. Exits 1 when a limit is missed.
 """
 import argparse
 import collections
@@ -79,9 +80,9 @@ class Conversation:
         self.turns = rnd.randint(2, 7)
         self.done = 0
         shared = random.Random(f"{args.seed}-{kind}-{number % 3}")  # three conversations out of nine begin alike
-        self.head = words(shared, rnd.choice([40, 90]))
+        self.head = words(shared, args.head * rnd.choice([40, 90]))
         self.messages = []
-        self.ids = [shared.randrange(4, 1000) for _ in range(shared.randint(60, 260))]
+        self.ids = [shared.randrange(4, 1000) for _ in range(args.head * shared.randint(60, 260))]
 
     def next(self):
         """Returns the next request, or None when the conversation is over or too long."""
@@ -327,6 +328,7 @@ def main():
     p.add_argument("--concurrency", type=int, default=16)
     p.add_argument("--gap", type=float, default=0.1, help="seconds between two requests of an arm that sends one at a time")
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--head", type=int, default=1, help="how long the heads of conversations are: the default makes prompts of about 500 tokens, 2 of about 900")
     p.add_argument("--block-tokens", type=int, default=16, help="blockSizeTokens of the precise producer")
     p.add_argument("--min-exact", type=float, default=0.99)
     p.add_argument("--max-error", type=float, default=0.05, help="mean |predicted - cached| as a part of the prompt")
