@@ -240,16 +240,6 @@ func (h *Holders) Tally(hashes []uint64, upTo, count []int32) {
 	}
 }
 
-// pack gives the memory of empty shards back.
-func (h *Holders) pack() {
-	for i := range h.shards {
-		if s := &h.shards[i]; s.used == 0 && len(s.table) > 0 {
-			h.bytes.Add(-s.bytes())
-			*s = shard{}
-		}
-	}
-}
-
 // publish makes the count of hashes visible to other goroutines, once per change rather than per hash.
 func (h *Holders) publish() {
 	if n := int64(h.distinct); n != h.counted.Load() {
