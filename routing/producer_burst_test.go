@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -329,6 +330,64 @@ func TestBurstWindow(t *testing.T) {
 		}
 		if got, want := b.counts(), "1 [32 0 0 0]"; got != want {
 			t.Errorf("got %s windows and requests, want %s", got, want)
+		}
+	})
+}
+
+// TestBurstBesidePrecise: the engines' own word and the window's wish are two columns.
+func TestBurstBesidePrecise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := NewFleet(time.Now, time.Hour, zap.NewNop())
+		f.Update(specs("a", "b"))
+		for _, e := range f.Endpoints() {
+			e.Observe(observed(0, 0, 0), time.Now())
+		}
+		cfg, err := configs.ParseScheduling("test.yaml", []byte(header+`plugins:
+- {type: burst-prefix-cache-producer, parameters: {windowDurationMs: 20}}
+- {type: precise-prefix-cache-producer, parameters: {tokenProcessorConfig: {blockSizeTokens: 64}}}
+- {type: prefix-cache-scorer, name: burst, parameters: {prefixMatchInfoProducerName: burst-prefix-cache-producer}}
+- {type: prefix-cache-scorer, name: precise, parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}}
+schedulingProfiles: [{name: p, plugins: [{pluginRef: burst, weight: 4}, {pluginRef: precise, weight: 2}]}]
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := New(cfg, f, 1, WithTimer(func(d time.Duration) (<-chan time.Time, func() bool) {
+			timer := time.NewTimer(d)
+			return timer.C, timer.Stop
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids := func(first uint32) (tokens []uint32) {
+			for i := range uint32(128) {
+				tokens = append(tokens, first+i)
+			}
+			return tokens
+		}
+		// b tells that it holds the prompt of the third request, which is alone in its window.
+		r.KVEventSources()[0].Sink.Stored(f.Endpoints()[1], 0, &BlockStored{Hashes: []uint64{1, 2}, Tokens: ids(5000), BlockTokens: 64, Model: []byte("m")})
+		got := make([]*Lease, 3)
+		var wg sync.WaitGroup
+		for i, first := range []uint32{1000, 1000, 5000} {
+			wg.Go(func() {
+				req := &Request{Model: []byte("m"), Weight: 1, Exact: true}
+				for _, id := range ids(first) {
+					req.Tokens = binary.LittleEndian.AppendUint32(req.Tokens, id)
+				}
+				req.Ends = append(req.Ends, len(req.Tokens))
+				var err error
+				if got[i], err = r.Route(req); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if a, b := got[0].Endpoint.Name(), got[1].Endpoint.Name(); a != b {
+			t.Errorf("equal prompts: got %s and %s, want one replica", a, b)
+		}
+		if l := got[2]; l.Endpoint.Name() != "b" || l.Matched != 2 || l.Total != 2 {
+			t.Errorf("the prompt that b holds: got %s with %d of %d blocks, want b with 2 of 2", l.Endpoint.Name(), l.Matched, l.Total)
 		}
 	})
 }
