@@ -423,7 +423,7 @@ def part_abort(report, args, replicas):
                         "it was never seen at work" if working is None else "never" if took is None else f"{took:.2f} s")
 
         prompt = words(991, args.long)
-        leave("leaving while the head is due", question(args.model, prompt, args.tokens, True), 0)
+        leave("leaving while the head is due", question(args.model, prompt, args.tokens // 4, True), 0)
         leave("leaving a stream", question(args.model, "hello", args.tokens, True), 3)
         leave("leaving a plain answer", question(args.model, "hello", args.tokens), 0)
         left = gate.metric("kvgate_http_requests_in_flight")

@@ -182,7 +182,7 @@ def main():
     port, admin = free_port(), free_port()
     log = tempfile.TemporaryFile()
     gate = subprocess.Popen([sys.argv[1], "serve", "--listen", f"127.0.0.1:{port}", "--admin-listen", f"127.0.0.1:{admin}", "--log-access=false",
-                             "--scrape-interval", "1s", "--replica", f"http://127.0.0.1:{upstream.port}"], stdout=log, stderr=log)
+                             "--scrape-interval", "1s", "--upstream-idle-timeout", "50ms", "--replica", f"http://127.0.0.1:{upstream.port}"], stdout=log, stderr=log)
     cases = forwarded = differences = 0
     try:
         for _ in range(100):
