@@ -13,7 +13,7 @@ The parts, each of which starts a kvgate of its own:
     abort       a client that leaves while the head is due, in a stream, and in a plain
                 answer frees the replica: vllm:num_requests_running is 0 within 2 s
     hang        a replica that is stopped amid its streams (SIGSTOP): the idle limit ends them
-                with an error event, the next 50 requests succeed
+                with an error event, the next 10 requests succeed
     kill-api    kill -9 of one replica's server amid 16 streams: its streams end as errors
                 and never with [DONE], the others finish, the next 50 requests succeed
     kill-engine kill -9 of one EngineCore: its error event is passed on and counted, the
@@ -158,8 +158,8 @@ class Replica:
                     return pid
         return None
 
-    def bring_back(self, family):
-        """Ends what is left of the old processes and starts the replica again."""
+    def bring_back(self, family, last):
+        """Ends what is left of the old processes and starts the replica again, unless it was the last part."""
         for pid in family:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -167,8 +167,8 @@ class Replica:
                 pass
         if self.process:
             self.process.wait()
-        if not self.restart:
-            return False
+        if last or not self.restart:
+            return last
         command = self.restart.format(port=self.port, i=self.index)
         self.process = subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if until(self.ready, 300, 0.5) is None:
@@ -307,13 +307,13 @@ def streams(gate, model, tokens):
     return all_
 
 
-def fifty(report, gate, model, what):
+def following(report, gate, model, what, count=50):
     failures = []
-    for n in range(50):
+    for n in range(count):
         status, text = gate.ask(question(model, f"hello {n}", 2))
         if status != 200:
             failures.append(f"{n}: {status} {text[:120]}")
-    report.line(not failures, f"{what}: the next 50 requests succeed", "; ".join(failures))
+    report.line(not failures, f"{what}: the next {count} requests succeed", "; ".join(failures))
 
 
 def survivors(report, all_, victim, at, what):
@@ -335,13 +335,13 @@ def part_kill_api(report, args, replicas):
         at = time.monotonic()
         os.kill(family[0], signal.SIGKILL)
         until(victim.refuses, 10, 0.001)  # what comes before that may have been executed: it is not repeated
-        fifty(report, gate, args.model, "kill-api")
+        following(report, gate, args.model, "kill-api")
         mine = survivors(report, all_, name, at, "kill-api")
         bad = [str(s) for s in mine if s.done or not s.error]
         report.line(not bad, "kill-api: its streams end as errors, without [DONE]", "; ".join(bad))
         failures = gate.metric("kvgate_upstream_errors_total", f'replica="{name}"')
         report.line(failures >= len(mine), "kill-api: failures are counted", f"{failures:.0f} of {len(mine)} streams")
-    return victim.bring_back(family)
+    return victim.bring_back(family, args.last)
 
 
 def part_kill_engine(report, args, replicas):
@@ -355,7 +355,7 @@ def part_kill_engine(report, args, replicas):
         at = time.monotonic()
         os.kill(engine, signal.SIGKILL)
         until(lambda: any(s.ended for s in all_ if s.replica == name), 60)
-        fifty(report, gate, args.model, "kill-engine")
+        following(report, gate, args.model, "kill-engine")
         mine = survivors(report, all_, name, at, "kill-engine")
         bad = [str(s) for s in mine if not s.event and not s.error]
         report.line(not bad, "kill-engine: its streams end with its error event, or broken", "; ".join(bad))
@@ -363,7 +363,7 @@ def part_kill_engine(report, args, replicas):
         counted = counted or gate.metric("kvgate_upstream_errors_total", f'replica="{name}",reason="error_event"')
         report.line(counted >= events > 0, "kill-engine: error events are counted as failures", f"{counted:.0f} counted, {events} seen")
         print("     as it arrives:", next((s.text[s.text.index('data: {"error"'):].strip()[:200] for s in mine if 'data: {"error"' in s.text), "no error event"))
-    return victim.bring_back(family)
+    return victim.bring_back(family, args.last)
 
 
 def part_term(report, args, replicas):
@@ -373,7 +373,7 @@ def part_term(report, args, replicas):
         all_ = streams(gate, args.model, args.tokens)
         at = time.monotonic()
         os.kill(family[0], signal.SIGTERM)
-        fifty(report, gate, args.model, "term")
+        following(report, gate, args.model, "term")
         mine = survivors(report, all_, name, at, "term")
         late = [str(s) for s in mine if s.is_alive() or s.ended - at > args.drain + IDLE + 5]
         report.line(not late, f"term: its streams end within the idle limit of {IDLE} s", "; ".join(late))
@@ -381,7 +381,7 @@ def part_term(report, args, replicas):
         bad = [str(s) for s in hung if s.done or not s.event]
         report.line(not bad, "term: those that hung end with an error event and without [DONE]", "; ".join(bad) or f"{len(hung)} hung, {len(mine) - len(hung)} ended by themselves")
         report.line(gate.metric("kvgate_upstream_errors_total", f'replica="{name}"') >= len(hung), "term: those that hung are counted as failures")
-    return victim.bring_back(family)
+    return victim.bring_back(family, args.last)
 
 
 def part_hang(report, args, replicas):
@@ -397,7 +397,7 @@ def part_hang(report, args, replicas):
             report.line(not late, f"hang: its streams end within the idle limit of {IDLE} s", "; ".join(late))
             bad = [str(s) for s in mine if s.done or not s.event or not s.error]
             report.line(not bad, "hang: each with an error event, without [DONE] and without a clean end", "; ".join(bad))
-            fifty(report, gate, args.model, "hang")
+            following(report, gate, args.model, "hang", 10)  # before it is tried again, which takes until header_timeout
             counted = gate.metric("kvgate_upstream_errors_total", f'reason="timeout",replica="{name}"') or gate.metric("kvgate_upstream_errors_total", f'replica="{name}",reason="timeout"')
             report.line(counted >= len(mine), "hang: counted as failures", f"{counted:.0f} of {len(mine)} streams")
         finally:
@@ -474,8 +474,10 @@ def main():
     args.model = args.model or json.loads(fetch(replicas[0].url + "/v1/models"))["data"][0]["id"]
     parts = {"isolation": part_isolation, "abort": part_abort, "hang": part_hang, "kill-api": part_kill_api, "kill-engine": part_kill_engine, "term": part_term}
     report, gone = Report(), False
+    names = args.parts.split(",")
     try:
-        for name in args.parts.split(","):
+        for name in names:
+            args.last = name == names[-1]
             if gone:
                 report.skip(f"{name}: a replica is gone and --restart is not given")
                 continue
