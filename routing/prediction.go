@@ -236,7 +236,12 @@ func (p *prediction) disproves(predicted, prompt, cached int64) bool {
 }
 
 // Distrust implements distruster. Without autoTune nothing is learned, as in llm-d.
+// A cluster does not lose all that it holds at once: an answer that disproves one of
+// its replicas says little of the others.
 func (a *approxProducer) Distrust(e *Endpoint) bool {
+	if a.cluster {
+		return false
+	}
 	if a.autoTune {
 		a.store.index.Clear(e.slot)
 	}

@@ -16,10 +16,11 @@ type approxProducer struct {
 	fleet    *Fleet
 	store    *prefixIndex
 	autoTune bool
-	block    int // configured tokens per block
-	maxBlock int // blocks per prompt when maxToken is 0; 0 = unlimited
-	maxToken int // tokens per prompt; 0 = maxBlock counts
-	capacity int // blocks per endpoint when nothing better is known
+	cluster  bool // an endpoint is a cluster
+	block    int  // configured tokens per block
+	maxBlock int  // blocks per prompt when maxToken is 0; 0 = unlimited
+	maxToken int  // tokens per prompt; 0 = maxBlock counts
+	capacity int  // blocks per endpoint when nothing better is known
 
 	active  []uint64 // scratch: slots of the candidates
 	matched []int32  // scratch: by slot
@@ -66,7 +67,7 @@ func newApproxProducer(b *builder) (any, error) {
 		p.LRUCapacity = defaultLRU
 	}
 	a := &approxProducer{
-		fleet: b.fleet, autoTune: p.AutoTune, block: p.BlockTokens,
+		fleet: b.fleet, autoTune: p.AutoTune, cluster: b.spec.Type == clusterProducer, block: p.BlockTokens,
 		maxBlock: p.MaxBlocks, maxToken: p.MaxTokens, capacity: p.LRUCapacity,
 	}
 	a.store = b.fleet.prefixIndex(b.spec.Name, a.blockTokens(), b.seed)

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -448,7 +449,7 @@ func TestBurstClientLeaves(t *testing.T) {
 		synctest.Wait()
 		wg.Go(func() { second = b.route(promptOf("m", 1, 2)) })
 		wg.Wait()
-		if left.err != ErrCanceled || left.at != 30*time.Millisecond {
+		if !errors.Is(left.err, ErrCanceled) || left.at != 30*time.Millisecond {
 			t.Errorf("the one that left: got %v after %v, want %v at once", left.err, left.at, ErrCanceled)
 		}
 		if first.err != nil || second.err != nil || first.lease.Endpoint != second.lease.Endpoint || second.at != 100*time.Millisecond {
@@ -467,7 +468,7 @@ func TestBurstClientLeaves(t *testing.T) {
 		req := promptOf("m", 1, 2)
 		req.Headers = c
 		begin := time.Now()
-		if _, err := b.Route(req); err != ErrCanceled || time.Since(begin) != 0 {
+		if _, err := b.Route(req); !errors.Is(err, ErrCanceled) || time.Since(begin) != 0 {
 			t.Errorf("gone before: got %v after %v, want %v at once", err, time.Since(begin), ErrCanceled)
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -594,7 +595,7 @@ func TestBurstConcurrent(t *testing.T) {
 					if l, err := b.Route(req); err == nil {
 						l.FirstToken()
 						l.Done(Completed)
-					} else if err != ErrCanceled {
+					} else if !errors.Is(err, ErrCanceled) {
 						t.Errorf("got %v, want an endpoint or %v", err, ErrCanceled)
 					}
 				}

@@ -84,6 +84,29 @@ func TestClusterConversationSticks(t *testing.T) {
 	}
 }
 
+// TestClusterIsNotForgotten: answers that disprove one replica of a cluster leave the
+// index of the cluster as it is; that of a replica goes.
+func TestClusterIsNotForgotten(t *testing.T) {
+	f := func(scorer string, wantDropped bool) {
+		t.Helper()
+		fleet := readyFleet(t, newTestClock(), "west")
+		r := newTestRouter(t, fleet, "plugins: [{type: "+scorer+"}]\n")
+		for range 20 {
+			l, err := r.Route(promptOf("m", 1, 8))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.Usage(512, 0)
+			l.Done(Completed)
+		}
+		if got := fleet.PredictionStats()[0].Dropped > 0; got != wantDropped {
+			t.Errorf("%s: got the index dropped: %v, want %v", scorer, got, wantDropped)
+		}
+	}
+	f(clusterScorer, false)
+	f("prefix-cache-scorer", true)
+}
+
 func TestFleetAverages(t *testing.T) {
 	c := newTestClock()
 	f := readyFleet(t, c, "a", "b", "c", "d")

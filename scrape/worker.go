@@ -172,6 +172,7 @@ func (w *worker) configure(c *config, own *configs.Credentials) {
 		return t, w.client(t)
 	}
 	first := w.config == nil
+	w.place = place{}
 	w.config, w.own, w.metrics = c, own, nil
 	w.health, w.healthBy = aim(&httpSource{path: "/health"}, "*/*", shown.Authorization)
 	w.models, w.modelsBy = aim(&c.plan.models, "application/json", shown.Authorization)
