@@ -379,3 +379,18 @@ func TestClusterKeysAndTLS(t *testing.T) {
 		t.Errorf("the metrics without the token: got status %d, want 401", status)
 	}
 }
+
+// TestAveragesFollowReload: admin.llm_d_metrics is switched on and off while the gateway runs.
+func TestAveragesFollowReload(t *testing.T) {
+	on := false
+	g := testGateway(t, func(s *configs.Settings) { s.Admin.LLMDMetrics = on }, testReplica(t))
+	for _, on = range []bool{false, true, true, false} {
+		if err := g.reload(); err != nil {
+			t.Fatal(err)
+		}
+		_, page := get(t, adminURL(g)+"/metrics")
+		if got := strings.Contains(page, `llm_d_epp_average_queue_size{name="kvgate"} 0`); got != on {
+			t.Errorf("admin.llm_d_metrics %v: got the averages: %v, want %v", on, got, on)
+		}
+	}
+}

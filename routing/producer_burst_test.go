@@ -627,3 +627,65 @@ func BenchmarkBurstPlacement(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkBurstWindow reports by how much the decisions on 32 requests in four
+// groups come behind the end of their window, beside 32 bare timers: what the machine
+// adds to both is not the window's.
+func BenchmarkBurstWindow(b *testing.B) {
+	const window = 20 * time.Millisecond
+	f := NewFleet(time.Now, time.Hour, zap.NewNop())
+	f.Update(specs("a", "b", "c", "d"))
+	for _, e := range f.Endpoints() {
+		e.Observe(observed(0, 0, 0), time.Now())
+	}
+	cfg, err := configs.ParseScheduling("test.yaml", []byte(header+`plugins:
+- {type: burst-prefix-cache-producer, parameters: {windowDurationMs: 20}}
+- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: burst-prefix-cache-producer}}
+`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	newTimer := func(d time.Duration) (<-chan time.Time, func() bool) {
+		timer := time.NewTimer(d)
+		return timer.C, timer.Stop
+	}
+	r, err := New(cfg, f, 1, WithTimer(newTimer))
+	if err != nil {
+		b.Fatal(err)
+	}
+	run := func(name string, wait func(req *Request)) {
+		b.Run(name, func(b *testing.B) {
+			var late []time.Duration
+			for b.Loop() {
+				ends := make([]time.Time, 32)
+				var wg sync.WaitGroup
+				begin := time.Now()
+				for i := range ends {
+					wg.Go(func() {
+						wait(promptOf("m", byte(i%4*10), 16))
+						ends[i] = time.Now()
+					})
+				}
+				wg.Wait()
+				for _, end := range ends {
+					late = append(late, end.Sub(begin)-window)
+				}
+			}
+			slices.Sort(late)
+			b.ReportMetric(late[len(late)/2].Seconds()*1000, "p50-ms")
+			b.ReportMetric(late[len(late)*99/100].Seconds()*1000, "p99-ms")
+		})
+	}
+	run("timers", func(*Request) {
+		after, _ := newTimer(window)
+		<-after
+	})
+	run("window", func(req *Request) {
+		l, err := r.Route(req)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		l.Done(Completed)
+	})
+}
