@@ -26,6 +26,7 @@ import (
 
 func newExplainCommand() *cobra.Command {
 	var file, path, admin, tokenFile, key, fleetFile, scheduling, output string
+	var tokens bool
 	cmd := &cobra.Command{
 		Use:   "explain -f REQUEST.json",
 		Short: "Show which replica a request would go to, and why",
@@ -42,12 +43,12 @@ func newExplainCommand() *cobra.Command {
 			}
 			var ex *routing.Explanation
 			if fleetFile != "" {
-				ex, err = explainSaved(body, path, fleetFile, scheduling)
+				ex, err = explainSaved(body, path, fleetFile, scheduling, tokens)
 			} else {
 				if scheduling != "" {
 					return usageError{errors.New("--scheduling goes with --fleet: a running gateway explains its own configuration")}
 				}
-				ex, err = explainLive(cmd.Context(), admin, tokenFile, path, key, body)
+				ex, err = explainLive(cmd.Context(), admin, tokenFile, path, key, body, tokens)
 			}
 			if err != nil {
 				return err
@@ -65,6 +66,7 @@ func newExplainCommand() *cobra.Command {
 	f.StringVarP(&file, "file", "f", "", "request body; - reads standard input")
 	f.StringVar(&path, "path", "/v1/chat/completions", "the request's path")
 	f.StringVar(&tokenFile, "admin-token-file", "", "file with the token that the admin listener asks for")
+	f.BoolVar(&tokens, "tokens", false, "show the tokens of the prompt, block by block")
 	f.StringVar(&key, "key", "", "name of the API key whose tenant asks, under isolation.mode")
 	f.StringVar(&admin, "admin", "http://127.0.0.1:9090", "admin listener of the running gateway, or unix:/path")
 	f.StringVar(&fleetFile, "fleet", "", "saved fleet (JSON of /debug/fleet) instead of a running gateway")
@@ -74,7 +76,7 @@ func newExplainCommand() *cobra.Command {
 }
 
 // explainSaved decides over a saved fleet with the code that serves.
-func explainSaved(body []byte, path, fleetFile, scheduling string) (*routing.Explanation, error) {
+func explainSaved(body []byte, path, fleetFile, scheduling string, tokens bool) (*routing.Explanation, error) {
 	data, err := os.ReadFile(fleetFile)
 	if err != nil {
 		return nil, err
@@ -122,11 +124,14 @@ func explainSaved(body []byte, path, fleetFile, scheduling string) (*routing.Exp
 	if err != nil {
 		return nil, err
 	}
+	if tokens {
+		router.ExplainTokens(req, ex)
+	}
 	return ex, nil
 }
 
 // explainLive asks a running gateway.
-func explainLive(ctx context.Context, admin, tokenFile, path, key string, body []byte) (*routing.Explanation, error) {
+func explainLive(ctx context.Context, admin, tokenFile, path, key string, body []byte, tokens bool) (*routing.Explanation, error) {
 	client := &http.Client{Timeout: 10 * time.Second}
 	base := strings.TrimSuffix(admin, "/")
 	if socket, ok := strings.CutPrefix(admin, "unix:"); ok {
@@ -135,7 +140,11 @@ func explainLive(ctx context.Context, admin, tokenFile, path, key string, body [
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}}
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/debug/explain?"+url.Values{"path": {path}, "key": {key}}.Encode(), bytes.NewReader(body))
+	query := url.Values{"path": {path}, "key": {key}}
+	if tokens {
+		query.Set("tokens", "true")
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/debug/explain?"+query.Encode(), bytes.NewReader(body))
 	if err != nil {
 		return nil, usageError{err}
 	}
@@ -216,6 +225,32 @@ func printExplanation(w io.Writer, ex *routing.Explanation) {
 		_, _ = fmt.Fprintf(w, ", drawn among %d equals", ex.Ties)
 	}
 	_, _ = fmt.Fprintln(w, ")")
+	for i, p := range ex.Prompts {
+		printPrompt(w, i, p, ex)
+	}
+}
+
+// printPrompt shows the tokens of a prompt, a line for each block.
+func printPrompt(w io.Writer, i int, p routing.ExplainPrompt, ex *routing.Explanation) {
+	_, _ = fmt.Fprintf(w, "\nprompt %d", i)
+	if ex.Tokens != "" {
+		_, _ = fmt.Fprintf(w, " (%s)", ex.Tokens)
+	}
+	_, _ = fmt.Fprintln(w)
+	for k, b := range p.Blocks {
+		note := ""
+		if len(b.Tokens) < ex.BlockTokens {
+			note = fmt.Sprintf(" (%d tokens)", len(b.Tokens))
+		}
+		_, _ = fmt.Fprintf(w, "  block %d%s:", k, note)
+		for _, t := range b.Tokens {
+			_, _ = fmt.Fprintf(w, " %d", t.ID)
+			if t.Text != "" {
+				_, _ = fmt.Fprintf(w, "=%q", t.Text)
+			}
+		}
+		_, _ = fmt.Fprintln(w)
+	}
 }
 
 func orDash(s string) string {

@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -329,6 +330,9 @@ func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
 	default:
 		if err != nil {
 			ex.Reason = err.Error()
+		}
+		if on, _ := strconv.ParseBool(r.URL.Query().Get("tokens")); on {
+			router.ExplainTokens(&req, ex)
 		}
 		reply(w, http.StatusOK, ex)
 	}

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -16,9 +17,67 @@ type Explanation struct {
 	Winner      string           `json:"winner"`
 	Ties        int              `json:"ties"` // candidates with the winner's total
 	Reason      string           `json:"reason"`
-	Tokens      string           `json:"tokens,omitempty"` // where they came from, with a render backend: see TokenSource
+	Tokens      string           `json:"tokens,omitempty"`  // where they came from, with a render or a local backend: see TokenSource
+	Prompts     []ExplainPrompt  `json:"prompts,omitempty"` // only when asked for: see ExplainTokens
 
 	rows []int // candidate row -> index in Replicas
+}
+
+// ExplainPrompt is one prompt of a request as it is hashed.
+type ExplainPrompt struct {
+	Text   string         `json:"text,omitempty"` // as the local tokenizer has rendered it, special tokens around it left out
+	Blocks []ExplainBlock `json:"blocks"`
+}
+
+// ExplainBlock is a block of a prompt's tokens. The last one may be short: it is not hashed then.
+type ExplainBlock struct {
+	Tokens []ExplainToken `json:"tokens"`
+}
+
+// ExplainToken is a token: of an estimate four bytes of the prompt.
+type ExplainToken struct {
+	ID   uint32 `json:"id"`
+	Text string `json:"text,omitempty"` // where it is known
+}
+
+// ExplainTokens adds the prompts' tokens, block by block, to what Explain has said of the request.
+func (r *Router) ExplainTokens(req *Request, ex *Explanation) {
+	local, _ := r.tokenizer.(*localTokenizer)
+	if req.Source != TokensLocal {
+		local = nil
+	}
+	var texts []string
+	var names map[uint32]string
+	if local != nil {
+		texts, names = local.texts(req), local.bpe.tokenTexts()
+	}
+	size := ex.BlockTokens
+	if size <= 0 {
+		size = 64
+	}
+	start := 0
+	for i, end := range req.Ends {
+		p := ExplainPrompt{Blocks: []ExplainBlock{}}
+		if i < len(texts) {
+			p.Text = texts[i]
+		}
+		for at := start; at < end; at += size * bytesPerToken {
+			var b ExplainBlock
+			for k := at; k < min(at+size*bytesPerToken, end); k += bytesPerToken {
+				t := ExplainToken{ID: binary.LittleEndian.Uint32(req.Tokens[k:])}
+				switch {
+				case local != nil:
+					t.Text = names[t.ID]
+				case !req.Exact:
+					t.Text = string(req.Tokens[k : k+bytesPerToken])
+				}
+				b.Tokens = append(b.Tokens, t)
+			}
+			p.Blocks = append(p.Blocks, b)
+		}
+		start = end
+		ex.Prompts = append(ex.Prompts, p)
+	}
 }
 
 // ExplainReplica is one replica's part in a decision.
@@ -53,7 +112,7 @@ func (r *Router) Explain(req *Request) (*Explanation, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	ex := &Explanation{Model: string(req.Model), Profile: r.profile}
-	if _, ok := r.tokenizer.(*renderTokenizer); ok {
+	if _, estimates := r.tokenizer.(*Estimator); !estimates && r.tokenizer != nil {
 		ex.Tokens = req.Source.String()
 	}
 	for _, e := range f.Endpoints() {

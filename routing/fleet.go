@@ -50,6 +50,7 @@ type Fleet struct {
 	sessions    []*sessionTable
 	tokens      tokenRatio // of models that no list names
 	rendered    *renderCache
+	local       *localFiles
 	sources     [tokenSourceCount]atomic.Uint64
 }
 

@@ -401,12 +401,12 @@ func (b *builder) produce(r *Router, made *[]instance, add func(string) any) {
 			r.tokenizer = t
 		}
 	}
-	if _, exact := r.tokenizer.(*renderTokenizer); exact {
+	if _, estimates := r.tokenizer.(*Estimator); !estimates {
 		return
 	}
 	for _, p := range r.producers {
 		if _, ok := p.Producer.(eventTaker); ok {
-			b.warnings = append(b.warnings, fmt.Sprintf("%s: estimated tokens match nothing that an engine tells: give the token-producer the parameter vllm; until then only bodies with token ids have matches", p.name))
+			b.warnings = append(b.warnings, fmt.Sprintf("%s: estimated tokens match nothing that an engine tells: give the token-producer the parameter vllm or local; until then only bodies with token ids have matches", p.name))
 		}
 	}
 }

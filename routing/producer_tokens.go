@@ -12,6 +12,7 @@ type tokenParams struct {
 	ModelName string          `json:"modelName"`
 	Estimate  *EstimateParams `json:"estimate"`
 	VLLM      *renderParams   `json:"vllm"`
+	Local     *localParams    `json:"local"`
 	UDS       *struct{}       `json:"udsTokenizerConfig"`
 }
 
@@ -22,8 +23,8 @@ const (
 )
 
 // newTokenProducer makes llm-d's token-producer: with the estimate backend, in
-// which four bytes of the rendered prompt stand for one token, or with the vLLM
-// render backend, which falls back on that.
+// which four bytes of the rendered prompt stand for one token, with the vLLM render
+// backend, or with the local one, which fall back on that.
 func newTokenProducer(b *builder) (any, error) {
 	p := tokenParams{VLLM: &renderParams{}}
 	estimate := DefaultEstimateParams()
@@ -40,14 +41,30 @@ func newTokenProducer(b *builder) (any, error) {
 	if err != nil {
 		return nil, b.problem("see docs/configuration.md", fmt.Sprintf("estimate: %v", err))
 	}
-	if !b.spec.Parameters.Has("vllm") && p.ModelName == "" {
+	local, asks := b.spec.Parameters.Has("local"), b.spec.Parameters.Has("vllm")
+	if local && !asks && p.ModelName != "" {
+		return nil, b.spec.Parameters.At("modelName").Problem("remove it, or write local.models", "%s: modelName is what vllm is asked for; beside local it says nothing", b.spec.Name)
+	}
+	if !local && !asks && p.ModelName == "" {
 		return e, nil
 	}
-	return b.renderer(e, p)
+	var render *renderTokenizer
+	if asks || p.ModelName != "" {
+		if render, err = b.renderer(e, p); err != nil {
+			return nil, err
+		}
+	}
+	if local {
+		if p.Local == nil {
+			p.Local = &localParams{}
+		}
+		return b.makeLocal(e, *p.Local, render)
+	}
+	return render, nil
 }
 
 // renderer makes the render backend.
-func (b *builder) renderer(e *Estimator, p tokenParams) (any, error) {
+func (b *builder) renderer(e *Estimator, p tokenParams) (*renderTokenizer, error) {
 	v := p.VLLM
 	v.Timeout, v.MMTimeout = cmp.Or(v.Timeout, defaultRenderTimeout), cmp.Or(v.MMTimeout, defaultRenderMMTimeout)
 	for _, t := range []struct {

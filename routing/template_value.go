@@ -726,8 +726,11 @@ func (p *valueParser) text() (string, error) {
 	}
 	out := make([]byte, 0, n+16)
 	for p.i < len(p.s) {
-		k := strings.IndexAny(p.s[p.i:], `"\`)
-		if k < 0 {
+		k := 0
+		for p.i+k < len(p.s) && p.s[p.i+k] != '"' && p.s[p.i+k] != '\\' {
+			k++
+		}
+		if p.i+k == len(p.s) {
 			break
 		}
 		out = append(out, p.s[p.i:p.i+k]...)

@@ -92,6 +92,7 @@ const (
 // bpeWorker is the memory of one tokenization at a time, kept between them.
 type bpeWorker struct {
 	seed  uint64
+	cache *tokenCache // nil: nothing is remembered of pieces
 	words []wordEntry
 	ids   []uint32
 	value []uint64 // of the pair that begins here

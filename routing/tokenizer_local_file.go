@@ -145,6 +145,22 @@ type bpeTokenizer struct {
 	before      []uint32 // tokens that special tokens add around a text
 	after       []uint32
 	special     map[string]uint32 // added tokens by content
+	names       map[string]uint32 // the vocabulary as the file writes it
+}
+
+// tokenTexts returns the text of every token: for explanations.
+func (t *bpeTokenizer) tokenTexts() map[uint32]string {
+	out := make(map[uint32]string, len(t.names))
+	for name, id := range t.names {
+		if raw, ok := runeBytes(name); ok && t.model.byteLevel {
+			name = raw
+		}
+		out[id] = name
+	}
+	for name, id := range t.special {
+		out[id] = name
+	}
+	return out
 }
 
 // maxTokenizerFile bounds the files that are read: Gemma's has 33 MB.
@@ -171,6 +187,7 @@ func parseTokenizer(data []byte, config *tokenizerConfig) (*bpeTokenizer, error)
 	if err := t.postProcessor("post_processor", f.PostProcessor, 0); err != nil {
 		return nil, err
 	}
+	t.names = vocab
 	tokens := f.AddedTokens
 	if config != nil {
 		if tokens, err = config.addTo(tokens, vocab); err != nil {

@@ -527,8 +527,26 @@ func (w *bpeWorker) one(id uint32) {
 	w.emit()
 }
 
-// encodePiece appends the tokens of what lies between added tokens.
+// encodePiece appends the tokens of what lies between added tokens, which nothing
+// around it changes.
 func (t *bpeTokenizer) encodePiece(w *bpeWorker, s []byte, first bool) error {
+	if w.cache == nil || len(s) < minCachedPiece {
+		return t.encodeNew(w, s, first)
+	}
+	key := w.cache.key(s, first)
+	var known bool
+	if w.out, known = w.cache.get(w.out, key); known {
+		return nil
+	}
+	from := len(w.out)
+	err := t.encodeNew(w, s, first)
+	if err == nil {
+		w.cache.put(key, w.out[from:])
+	}
+	return err
+}
+
+func (t *bpeTokenizer) encodeNew(w *bpeWorker, s []byte, first bool) error {
 	s, err := t.normalize(w, s)
 	if err != nil {
 		return err

@@ -27,15 +27,17 @@ const (
 	TokensEstimated                      // four bytes are a token: no render backend is configured
 	TokensRendered                       // exact: the render backend has told
 	TokensRemembered                     // exact: it has told for an equal body before
-	TokensUnsupported                    // estimated: the render backend cannot render this
+	TokensUnsupported                    // estimated: neither the render backend nor the local one renders this
 	TokensFailed                         // estimated: the render backend did not answer well, or not in time
 	TokensSkipped                        // estimated: it has failed just now, or is asked too much at once
 	TokensCanceled                       // estimated: the client has left meanwhile
+	TokensLocal                          // exact: made here, from the model's files
+	TokensRefused                        // estimated: the chat template refused the prompt, or went beyond its limits
 	tokenSourceCount
 )
 
 var tokenSourceNames = [tokenSourceCount]string{
-	"none", "given", "estimated", "rendered", "remembered", "unsupported", "failed", "skipped", "canceled",
+	"none", "given", "estimated", "rendered", "remembered", "unsupported", "failed", "skipped", "canceled", "local", "refused",
 }
 
 // String returns the name as metrics and explanations print it.
