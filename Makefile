@@ -38,7 +38,7 @@ help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "Targets:"} \
 		/^[a-z][a-z-]*:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'Variables: ARGS (demo, soak, bench-proxy), VULNDB (sec), PEERS (install-peers, bench-proxy), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
+	@echo 'Variables: ARGS (demo, soak, bench-proxy), VULNDB (sec), PEERS (install-peers, bench-proxy), ORACLE_PYTHON and ORACLE_ARGS (tokenizer-oracle), FUZZTIME and FUZZ (fuzz), BENCH, COUNT and OLD (bench), PREFIX and DESTDIR (install)'
 
 .PHONY: build
 build: ## Build the static binary ./kvgate
@@ -121,6 +121,15 @@ fuzz: ## Run every fuzz target for FUZZTIME each
 bench: $(benchstat) ## Run the Go benchmarks; OLD=FILE compares with an earlier bench.txt
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./... > bench.txt || { cat bench.txt; exit 1; }
 	$(benchstat) $(OLD) bench.txt
+
+ORACLE        ?= $(BIN)/tokenizer-oracle
+ORACLE_PYTHON ?= python3
+ORACLE_ARGS   ?=
+
+.PHONY: tokenizer-oracle
+tokenizer-oracle: ## Compare tokens and chat templates with Python's tokenizers and transformers (needs both, and npm)
+	$(ORACLE_PYTHON) bench/oracle/tokenizer.py --out '$(ORACLE)' $(ORACLE_ARGS)
+	KVGATE_TOKENIZER_ORACLE='$(ORACLE)' go test ./routing -run '^Test(Tokenizer|Template)Oracle$$' -count 1 -v
 
 PEERS     ?= $(BIN)/peers
 

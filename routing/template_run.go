@@ -177,6 +177,9 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 	case nodeText:
 		return flowOn, x.print(n.text)
 	case nodePrint:
+		if n.a.kind == exprBinary && n.a.text == "+" || n.a.kind == exprConcat {
+			return flowOn, n.wrap(x.printSum(n.a, s))
+		}
 		v, err := x.eval(n.a, s)
 		if err != nil {
 			return flowOn, n.wrap(err)
@@ -633,6 +636,9 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		return intValue(v.int()), nil
 	case exprBinary:
+		if n.text == "+" {
+			return x.sum(n, s)
+		}
 		a, err := x.eval(n.a, s)
 		if err != nil {
 			return a, err
@@ -676,6 +682,86 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		return x.text(string(out))
 	}
 	return value{}, errors.New("unknown expression")
+}
+
+// sum evaluates a + b + c: a text is put together once, not once for each sign.
+func (x *execution) sum(n *tmplNode, s *tmplScope) (value, error) {
+	parts, size, err := x.terms(n, s)
+	if err != nil {
+		return value{}, err
+	}
+	if size < 0 {
+		v := parts[0]
+		for _, b := range parts[1:] {
+			if v, err = x.binary("+", v, b); err != nil {
+				return value{}, err
+			}
+		}
+		return v, nil
+	}
+	if err := x.made(size); err != nil {
+		return value{}, err
+	}
+	out := make([]byte, 0, size)
+	for _, p := range parts {
+		out = append(out, p.str...)
+	}
+	return stringValue(string(out)), nil
+}
+
+// terms evaluates the terms of a sum of two or more. size is that of their text, -1
+// when one of them is none.
+func (x *execution) terms(n *tmplNode, s *tmplScope) (parts []value, size int, err error) {
+	count := 1
+	for k := n; k.kind == exprBinary && k.text == "+"; k = k.a {
+		count++
+	}
+	parts = make([]value, count)
+	for k := n; ; k = k.a {
+		count--
+		if k.kind != exprBinary || k.text != "+" {
+			parts[0], err = x.eval(k, s)
+			break
+		}
+		parts[count].ref = k.b // evaluated below, from left to right
+	}
+	for i := 1; i < len(parts) && err == nil; i++ {
+		parts[i], err = x.eval(parts[i].ref.(*tmplNode), s)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, p := range parts {
+		if p.kind != kindString {
+			return parts, -1, nil
+		}
+		size += len(p.str)
+	}
+	return parts, size, nil
+}
+
+// printSum prints a sum or a concatenation without putting it together.
+func (x *execution) printSum(n *tmplNode, s *tmplScope) error {
+	var parts []value
+	size, err := 0, error(nil)
+	if n.kind == exprConcat {
+		parts, err = x.evalAll(n.args, s)
+	} else {
+		parts, size, err = x.terms(n, s)
+	}
+	if err == nil && size < 0 {
+		v := parts[0]
+		for i := 1; i < len(parts) && err == nil; i++ {
+			v, err = x.binary("+", v, parts[i])
+		}
+		parts = []value{v}
+	}
+	for i := 0; i < len(parts) && err == nil; i++ {
+		if x.out, err = appendText(x.out, parts[i]); err == nil && len(x.out) > x.limits.output {
+			err = errTemplateOutput
+		}
+	}
+	return err
 }
 
 func (x *execution) evalAll(nodes []*tmplNode, s *tmplScope) ([]value, error) {

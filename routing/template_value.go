@@ -152,6 +152,10 @@ func (d *dictValue) set(key, v value) {
 		d.vals[i] = v
 		return
 	}
+	if d.keys == nil { // most have a few
+		both := make([]value, 8)
+		d.keys, d.vals = both[0:0:4], both[4:4:8]
+	}
 	d.keys = append(d.keys, key)
 	d.vals = append(d.vals, v)
 	switch {
@@ -724,38 +728,40 @@ func (p *valueParser) text() (string, error) {
 		p.i = from + n + 1
 		return p.s[from : from+n], nil
 	}
-	out := make([]byte, 0, n+16)
-	for p.i < len(p.s) {
-		k := 0
-		for p.i+k < len(p.s) && p.s[p.i+k] != '"' && p.s[p.i+k] != '\\' {
-			k++
+	var out strings.Builder
+	out.Grow(n + n/8 + 16)
+	quote := from + n
+	for {
+		if quote < p.i {
+			k := strings.IndexByte(p.s[p.i:], '"')
+			if k < 0 {
+				break
+			}
+			quote = p.i + k
 		}
-		if p.i+k == len(p.s) {
-			break
+		k := strings.IndexByte(p.s[p.i:quote], '\\')
+		if k < 0 {
+			out.WriteString(p.s[p.i:quote])
+			p.i = quote + 1
+			return out.String(), nil
 		}
-		out = append(out, p.s[p.i:p.i+k]...)
+		out.WriteString(p.s[p.i:p.i+k])
 		p.i += k + 1
-		if p.s[p.i-1] == '"' {
-			return string(out), nil
-		}
-		if p.i >= len(p.s) {
-			break
-		}
 		c := p.s[p.i]
 		p.i++
 		switch c {
 		case '"', '\\', '/':
-			out = append(out, c)
+			out.WriteByte(c)
 		case 'b':
-			out = append(out, '\b')
+			out.WriteByte('\b')
 		case 'f':
-			out = append(out, '\f')
+			out.WriteByte('\f')
 		case 'n':
-			out = append(out, '\n')
+			out.WriteByte('\n')
 		case 'r':
-			out = append(out, '\r')
+			out.WriteByte('\r')
 		case 't':
-			out = append(out, '\t')
+			out.WriteByte('\t')
 		case 'u':
 			r, err := p.hex()
 			if err != nil {
@@ -775,7 +781,7 @@ func (p *valueParser) text() (string, error) {
 				}
 				r = 0x10000 + (r-0xd800)<<10 + (low - 0xdc00)
 			}
-			out = utf8.AppendRune(out, r)
+			out.WriteRune(r)
 		default:
 			return "", p.fail("an unknown escape")
 		}
