@@ -3,9 +3,11 @@
 are those of POST /tokenize, and of the render paths where they are enabled.
 
     vllm serve MODEL_DIR --enable-scale-out --port 8100
-    python3 bench/e2e/tokens.py --kvgate ./kvgate --model MODEL_DIR --vllm http://127.0.0.1:8100 --requests 300
+    python3 bench/e2e/tokens.py --kvgate ./kvgate --model MODEL_DIR --vllm http://127.0.0.1:8100 --requests 300 --predict 60
 
-Starts a gateway of its own in front of the replica, and asks it on its admin listener. Exits 1 when one request differs.
+Starts a gateway of its own in front of the replica, and asks it on its admin listener. With --predict it then sends so many turns of conversations through a
+gateway with `local` and one with `vllm`, and compares what the precise producer predicted with the cached tokens that the answers tell (vLLM needs
+--kv-events-config and --enable-prompt-tokens-details). Exits 1 when one request differs, or a prediction of `local` is further off.
 """
 import argparse
 import json
@@ -71,12 +73,70 @@ def completion_body(r, model, added):
     return body
 
 
+def gateway(a, r, tokens):
+    """Starts a gateway and waits until it is ready: its process, its data and its admin address, its configuration."""
+    admin, data = f"127.0.0.1:{r.randint(20000, 30000)}", f"127.0.0.1:{r.randint(30001, 40000)}"
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as f:
+        f.write(f"""apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+  - type: token-producer
+    parameters: {{{tokens}}}
+  - type: precise-prefix-cache-producer
+    parameters:
+      tokenProcessorConfig: {{blockSizeTokens: {a.block}, hashAlgorithm: xxh64}}
+  - type: prefix-cache-scorer
+    parameters: {{prefixMatchInfoProducerName: precise-prefix-cache-producer}}
+""")
+    gate = subprocess.Popen([a.kvgate, "serve", "--scheduling", f.name, "--replica", a.vllm, "--listen", data, "--admin-listen", admin, "--log-level", "error"])
+    for _ in range(100):
+        try:
+            urllib.request.urlopen(f"http://{admin}/readyz", timeout=5)
+            return gate, data, admin, f.name
+        except OSError:
+            time.sleep(0.1)
+    sys.exit("the gateway does not become ready")
+
+
+def predict(a, model, tokens):
+    """Sends conversations; returns requests, prompt, predicted, cached and wrong tokens as the gateway counts them, and its token sources."""
+    r = random.Random(a.seed + 7)
+    gate, data, admin, config = gateway(a, r, tokens)
+    try:
+        time.sleep(3)  # the replay of the engine's events
+        sent = 0
+        while sent < a.predict:
+            messages = [{"role": "system", "content": f"{tokens[:5]} {r.random()} " + " ".join(r.choice(oracle.WORDS) for _ in range(60))}]
+            for _ in range(4):
+                messages.append({"role": "user", "content": " ".join(r.choice(oracle.WORDS) for _ in range(30))})
+                status, got = post(f"http://{data}/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 8, "ignore_eos": True, "temperature": 0})
+                if status != 200:
+                    sys.exit(f"chat: {status} {got}")
+                messages.append({"role": "assistant", "content": got["choices"][0]["message"]["content"] or "x"})
+                sent += 1
+                time.sleep(0.2)  # the events of this answer
+        with urllib.request.urlopen(f"http://{admin}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+    finally:
+        gate.terminate()
+        gate.wait(10)
+        os.unlink(config)
+
+    def value(name):
+        return sum(int(float(x.rsplit(" ", 1)[1])) for x in lines if x.startswith(f"kvgate_prediction_{name}_tokens_total{{"))
+
+    sources = {x.split('"')[1]: int(float(x.rsplit(" ", 1)[1])) for x in lines if x.startswith("kvgate_token_sources_total{") and not x.endswith(" 0")}
+    return {"requests": sent, **{k: value(k) for k in ("prompt", "predicted", "cached", "error")}, "sources": sources}
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--kvgate", required=True)
     p.add_argument("--model", required=True, help="folder with tokenizer.json")
     p.add_argument("--vllm", required=True)
     p.add_argument("--requests", type=int, default=300)
+    p.add_argument("--predict", type=int, default=0, help="turns of conversations to send")
+    p.add_argument("--block", type=int, default=32, help="tokens per block of the engine")
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     with urllib.request.urlopen(a.vllm + "/v1/models", timeout=10) as r:
@@ -84,28 +144,9 @@ def main():
     with open(os.path.join(a.model, "tokenizer.json"), encoding="utf-8") as f:
         added = [t["content"] for t in json.load(f)["added_tokens"]]
     r = random.Random(a.seed)
-    admin = f"127.0.0.1:{r.randint(20000, 30000)}"
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as f:
-        f.write(f"""apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-  - type: token-producer
-    parameters: {{local: {{tokenizer: {os.path.abspath(a.model)}/tokenizer.json}}}}
-  - type: precise-prefix-cache-producer
-    parameters:
-      tokenProcessorConfig: {{blockSizeTokens: 32, hashAlgorithm: xxh64}}
-  - type: prefix-cache-scorer
-    parameters: {{prefixMatchInfoProducerName: precise-prefix-cache-producer}}
-""")
-    gate = subprocess.Popen([a.kvgate, "serve", "--scheduling", f.name, "--replica", a.vllm, "--listen", f"127.0.0.1:{r.randint(30001, 40000)}", "--admin-listen", admin, "--log-level", "error"])
+    gate, _, admin, config = gateway(a, r, f"local: {{tokenizer: {os.path.abspath(a.model)}/tokenizer.json}}")
     counts = {"equal": 0, "differ": 0, "refused by both": 0, "estimated here, answered there": 0, "local here, refused there": 0, "longer than the model": 0}
     try:
-        for _ in range(100):
-            try:
-                urllib.request.urlopen(f"http://{admin}/readyz", timeout=5)
-                break
-            except OSError:
-                time.sleep(0.1)
         for i in range(a.requests):
             chat = i % 2 == 0
             body = chat_body(r, model) if chat else completion_body(r, model, added)
@@ -139,9 +180,16 @@ plugins:
     finally:
         gate.terminate()
         gate.wait(10)
-        os.unlink(f.name)
+        os.unlink(config)
     print(model, counts)
-    return 1 if counts["differ"] or counts["equal"] < a.requests // 2 else 0
+    bad = counts["differ"] or counts["equal"] < a.requests // 2
+    if a.predict:
+        local = predict(a, model, f"local: {{tokenizer: {os.path.abspath(a.model)}/tokenizer.json}}")
+        asked = predict(a, model, "vllm: {}")
+        print("local", local)
+        print("vllm ", asked)
+        bad = bad or local["error"] > asked["error"] or not local["cached"]
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
