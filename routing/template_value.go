@@ -745,7 +745,7 @@ func (p *valueParser) text() (string, error) {
 			p.i = quote + 1
 			return out.String(), nil
 		}
-		out.WriteString(p.s[p.i:p.i+k])
+		out.WriteString(p.s[p.i : p.i+k])
 		p.i += k + 1
 		c := p.s[p.i]
 		p.i++
