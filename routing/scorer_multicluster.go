@@ -1,5 +1,7 @@
 package routing
 
+import "math"
+
 // The plugins that route over clusters, each of which is fronted by a gateway of its
 // own: the endpoints are those gateways, and what is scraped are the averages over
 // a cluster's replicas.
@@ -11,7 +13,7 @@ const (
 )
 
 // clusterQueueScorer prefers clusters with short queues: min-max over the average
-// queue. A cluster that does not tell has no score.
+// queue. A cluster that does not tell has no score, see scoreStale for one that did.
 type clusterQueueScorer struct{}
 
 func newClusterQueueScorer(b *builder) (any, error) { return clusterQueueScorer{}, b.clusterMetrics() }
@@ -21,10 +23,10 @@ func (clusterQueueScorer) Score(_ *Request, c []Candidate, out []float64) {
 		out[i] = c[i].Waiting
 	}
 	minMax(out, 0)
+	scoreStale(c, out, func(m *Metrics) float64 { return m.Waiting })
 }
 
-// clusterKVScorer prefers clusters with free KV cache: 1 - average usage. A
-// cluster that does not tell has no score.
+// clusterKVScorer prefers clusters with free KV cache: 1 - average usage, likewise.
 type clusterKVScorer struct{}
 
 func newClusterKVScorer(b *builder) (any, error) { return clusterKVScorer{}, b.clusterMetrics() }
@@ -32,6 +34,30 @@ func newClusterKVScorer(b *builder) (any, error) { return clusterKVScorer{}, b.c
 func (clusterKVScorer) Score(_ *Request, c []Candidate, out []float64) {
 	for i := range c {
 		out[i] = 1 - c[i].KVUsage
+	}
+	scoreStale(c, out, func(m *Metrics) float64 { return m.KVUsage })
+}
+
+// scoreStale gives the mean of the others to a cluster whose value was told and is
+// stale: it loses no conversation because its metrics could not be read for a moment.
+func scoreStale(c []Candidate, out []float64, told func(*Metrics) float64) {
+	sum, n := 0.0, 0
+	for _, v := range out {
+		if !math.IsNaN(v) {
+			sum += v
+			n++
+		}
+	}
+	if n == 0 || n == len(out) {
+		return
+	}
+	for i, v := range out {
+		if !math.IsNaN(v) {
+			continue
+		}
+		if o := c[i].Endpoint.Observation(); o != nil && !math.IsNaN(told(&o.Metrics)) {
+			out[i] = sum / float64(n)
+		}
 	}
 }
 

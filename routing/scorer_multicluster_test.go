@@ -6,22 +6,27 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"kvgate/configs"
 )
 
 func TestClusterScorers(t *testing.T) {
 	nan := math.NaN()
-	f := func(t *testing.T, s Scorer, values, want []float64) {
+	// stale are old observations, of the first clusters.
+	f := func(t *testing.T, s Scorer, values, want []float64, stale ...float64) {
 		t.Helper()
 		c := make([]Candidate, len(values))
 		for i, v := range values {
-			c[i].Waiting, c[i].KVUsage = v, v
+			c[i].Endpoint, c[i].Waiting, c[i].KVUsage = &Endpoint{}, v, v
+			if i < len(stale) {
+				c[i].Endpoint.Observe(observed(stale[i], 0, stale[i]), time.Time{})
+			}
 		}
 		got := make([]float64, len(c))
 		s.Score(nil, c, got)
 		if !slices.EqualFunc(got, want, func(a, b float64) bool { return math.Abs(a-b) < 1e-12 || math.IsNaN(a) && math.IsNaN(b) }) {
-			t.Errorf("%T of %v: got %v, want %v", s, values, got, want)
+			t.Errorf("%T of %v, once %v: got %v, want %v", s, values, stale, got, want)
 		}
 	}
 	f(t, clusterQueueScorer{}, []float64{2, 6, 10}, []float64{1, 0.5, 0})
@@ -29,6 +34,11 @@ func TestClusterScorers(t *testing.T) {
 	f(t, clusterQueueScorer{}, []float64{2, nan, 10}, []float64{1, nan, 0})
 	f(t, clusterQueueScorer{}, []float64{nan}, []float64{nan})
 	f(t, clusterKVScorer{}, []float64{0.2, 0.9, nan}, []float64{0.8, 0.1, nan})
+	// What was told and is stale is neutral.
+	f(t, clusterQueueScorer{}, []float64{nan, 6, 10}, []float64{0.5, 1, 0}, 2)
+	f(t, clusterKVScorer{}, []float64{nan, 0.2, 0.4}, []float64{0.7, 0.8, 0.6}, 0.9)
+	f(t, clusterKVScorer{}, []float64{nan, 0.2}, []float64{nan, 0.8}, nan)
+	f(t, clusterQueueScorer{}, []float64{nan, nan}, []float64{nan, nan}, 1, 2)
 }
 
 // clusterHeader declares what the scorers of load need.
