@@ -209,3 +209,38 @@ func TestSessionParameters(t *testing.T) {
 	f("strategy: session_id, encodedEndpointHeaderConfig: {header: a}", "encodedEndpointHeaderConfig has no effect with strategy: session_id")
 	f("profileName: decode", "profileName has no effect")
 }
+
+// fixed is a request's header without a map.
+type fixed struct {
+	name  string
+	value []byte
+}
+
+func (h *fixed) Header(name string) []byte {
+	if name == h.name {
+		return h.value
+	}
+	return nil
+}
+
+func TestSessionAllocatesNothing(t *testing.T) {
+	f := func(parameters string, h *fixed) {
+		t.Helper()
+		r := sessionRouter(t, newTestClock(), "session-affinity-filter", parameters)
+		req := promptOf("m", 1, 1)
+		req.Headers = h
+		route := func() {
+			l, err := r.Route(req)
+			if err != nil {
+				panic(err)
+			}
+			l.Done(Completed)
+		}
+		route()
+		if got := testing.AllocsPerRun(200, route); got != 0 {
+			t.Errorf("{%s}: got %v allocations per decision, want none", parameters, got)
+		}
+	}
+	f("", &fixed{"x-session-token", []byte("ZGVmYXVsdC9h")})
+	f("strategy: session_id", &fixed{"x-session-id", []byte("one")})
+}
