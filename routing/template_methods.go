@@ -456,7 +456,8 @@ func (x *execution) format(s string, args []value, named []namedValue) (value, e
 		}
 		field := s[i+1 : i+end]
 		i += end
-		v, ok := value{}, false
+		var v value
+		var ok bool
 		if n, err := strconv.Atoi(field); field == "" || err == nil {
 			if field == "" {
 				n = next

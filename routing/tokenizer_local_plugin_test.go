@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,7 +174,7 @@ func TestLocalAsksTheEngine(t *testing.T) {
 	}
 	r, err := New(cfg, fleet, 1, WithRenderer(func(RenderQuery) (int, []byte, error) {
 		asked++
-		return http.StatusOK, []byte(`{"token_ids":[1,2,3]}`), nil
+		return 200, []byte(`{"token_ids":[1,2,3]}`), nil
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -393,4 +392,28 @@ func TestDetectFormat(t *testing.T) {
 	f(t, `{% macro show(x) %}{% for p in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ show(m.role) }}{% endfor %}`, contentString)
 	f(t, `{% macro show(x) %}{% for p in content %}{% endfor %}{% endmacro %}`, contentString)
 	f(t, `{% for t in tools %}{% for p in t.content %}{% endfor %}{% endfor %}`, contentString)
+}
+
+// TestTokenizeAllocations: memory is taken for a text, not for its tokens.
+func TestTokenizeAllocations(t *testing.T) {
+	f := func(t *testing.T, dir, text string, most float64) {
+		t.Helper()
+		tk := loadTokenizer(t, filepath.Join(tokenizerSamples, dir, "tokenizer.json"))
+		w := newBPEWorker(1)
+		run := func() {
+			w.out = w.out[:0]
+			if err := tk.encode(w, []byte(text), false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run()
+		if got := testing.AllocsPerRun(20, run); got > most || len(w.out) < 4000 {
+			t.Errorf("%s: got %v allocations for %d tokens, want at most %v for 1000", dir, got, len(w.out)/4, most)
+		}
+	}
+	text := strings.Repeat("The tokenizer's words, 2024 of them:\n\n\tdo not take memory. ", 60)
+	f(t, "cl100k", text, 8)
+	f(t, "o200k", text, 8)
+	f(t, "deepseek", text, 8)
+	f(t, "spm", text, 8)
 }
