@@ -274,5 +274,6 @@ func TestIdentify(t *testing.T) {
 	f("x-prefiller-"+strings.Repeat("a", 100), fieldInternal)
 	f(strings.Repeat("a", 100), fieldOther)
 	f("TE", fieldHop)
+	f("HTTP2-Settings", fieldHop)
 	f("", fieldOther)
 }

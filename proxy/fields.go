@@ -100,7 +100,7 @@ func identify(name []byte) fieldID {
 			return fieldBuffering
 		case "location":
 			return fieldLocation
-		case "alt-svc", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade":
+		case "alt-svc", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "upgrade":
 			return fieldHop
 		case "x-vllm-priority", "routing-strategy", "target-pod":
 			return fieldInternal
