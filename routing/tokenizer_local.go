@@ -2,6 +2,7 @@ package routing
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -281,6 +282,13 @@ func (b *builder) makeLocal(e *Estimator, p localParams, render *renderTokenizer
 	if configData != nil {
 		if config, err = parseTokenizerConfig(configData); err != nil {
 			return nil, at("config")("use the file as it was published", "%s: %v", configPath, err)
+		}
+		var model struct {
+			Type string `json:"model_type"`
+		}
+		if data, err := readModelFile(filepath.Join(filepath.Dir(configPath), "config.json")); err == nil && json.Unmarshal(data, &model) == nil {
+			config.modelType = model.Type
+			configData = append(configData, model.Type...) // part of what the tokenizer is made of
 		}
 	}
 	if t.bpe, t.cache, err = b.fleet.localFiles(b.seed, data, configData, config); err != nil {

@@ -35,9 +35,24 @@ type tokenizerConfig struct {
 	AddBOS       *bool                      `json:"add_bos_token"`
 	AddEOS       *bool                      `json:"add_eos_token"`
 	PrefixSpace  *bool                      `json:"add_prefix_space"`
+	Legacy       bool                       `json:"legacy"`
 	Class        string                     `json:"tokenizer_class"`
 	Extra        json.RawMessage            `json:"extra_special_tokens"`
 	tokens       map[string]string
+	modelType    string // of the model's config.json, "" when it is unknown
+}
+
+// fileModels are the types of models whose tokenizer_class transformers does not
+// believe: it reads their tokenizer.json as it is.
+var fileModels = []string{
+	"chatlm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_vl", "deepseek_vl_v2", "ernie4_5", "ernie4_5_moe", "fuyu", "internlm2", "jamba", "janus", "llava",
+	"llava_next", "minicpm3", "minicpmv", "minimax_m2", "molmo", "nemotron", "openvla", "paddleocr_vl", "phi3", "phi3_v", "phimoe", "vipllava",
+}
+
+// llama reports whether transformers (since version 5) builds a LlamaTokenizer of its
+// own of the file's vocabulary and merges, whatever else the file says.
+func (c *tokenizerConfig) llama() bool {
+	return (c.Class == "LlamaTokenizer" || c.Class == "LlamaTokenizerFast") && !slices.Contains(fileModels, c.modelType)
 }
 
 // specialTokenNames are the names under which templates know special tokens.

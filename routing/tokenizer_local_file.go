@@ -184,6 +184,9 @@ func parseTokenizer(data []byte, config *tokenizerConfig) (*bpeTokenizer, error)
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
+	if config != nil && config.llama() && !t.model.byteLevel {
+		t.asLlama(config)
+	}
 	if err := t.postProcessor("post_processor", f.PostProcessor, 0); err != nil {
 		return nil, err
 	}
@@ -201,6 +204,21 @@ func parseTokenizer(data []byte, config *tokenizerConfig) (*bpeTokenizer, error)
 		return t, t.around(config)
 	}
 	return t, nil
+}
+
+// asLlama replaces the file's steps by those of transformers' LlamaTokenizer, which
+// differ from older files behind added tokens: blanks become marks, one goes in front of
+// every piece (legacy) or of the first, and unknown characters are bytes or nothing.
+func (t *bpeTokenizer) asLlama(c *tokenizerConfig) {
+	s := split{metaspace: true, mark: []byte(spaceMark), literal: []byte(spaceMark), behavior: splitNext, prepend: "first"}
+	if c.Legacy {
+		s.prepend = "always"
+	}
+	if c.PrefixSpace != nil && !*c.PrefixSpace {
+		s.prepend = "never"
+	}
+	t.normalizers, t.splits = nil, []split{s}
+	t.model.fuseUnk, t.model.byteFallback, t.model.ignoreMerges, t.model.unk = true, true, false, -1
 }
 
 // addTo appends the tokens that the config has and the file has not: those of

@@ -42,11 +42,16 @@ func readLines(t testing.TB, path string, f func(line []byte)) int {
 
 func loadTokenizer(t testing.TB, path string) *bpeTokenizer {
 	t.Helper()
+	return loadTokenizerWith(t, path, nil)
+}
+
+func loadTokenizerWith(t testing.TB, path string, config *tokenizerConfig) *bpeTokenizer {
+	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tk, err := parseTokenizer(data, nil)
+	tk, err := parseTokenizer(data, config)
 	if err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
@@ -63,10 +68,13 @@ func tokensOf(b []byte) []uint32 {
 
 // checkTexts holds a tokenizer against the reference's tokens.
 func checkTexts(t *testing.T, dir string) {
-	tk := loadTokenizer(t, filepath.Join(dir, "tokenizer.json"))
+	checkTextsOf(t, loadTokenizer(t, filepath.Join(dir, "tokenizer.json")), filepath.Join(dir, "texts.jsonl"))
+}
+
+func checkTextsOf(t *testing.T, tk *bpeTokenizer, file string) {
 	w := newBPEWorker(1)
 	bad := 0
-	n := readLines(t, filepath.Join(dir, "texts.jsonl"), func(line []byte) {
+	n := readLines(t, file, func(line []byte) {
 		var x oracleText
 		if err := json.Unmarshal(line, &x); err != nil {
 			t.Fatal(err)
@@ -106,5 +114,20 @@ func TestTokenizerOracle(t *testing.T) {
 	}
 	for _, f := range files {
 		t.Run(filepath.Base(filepath.Dir(f)), func(t *testing.T) { checkTexts(t, filepath.Dir(f)) })
+	}
+	// The same with the config, against the tokenizer that transformers makes of both.
+	files, _ = filepath.Glob(filepath.Join(dir, "*", "auto.jsonl"))
+	for _, f := range files {
+		t.Run(filepath.Base(filepath.Dir(f))+"/config", func(t *testing.T) {
+			data, err := os.ReadFile(filepath.Join(filepath.Dir(f), "tokenizer_config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := parseTokenizerConfig(data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkTextsOf(t, loadTokenizerWith(t, filepath.Join(filepath.Dir(f), "tokenizer.json"), config), f)
+		})
 	}
 }

