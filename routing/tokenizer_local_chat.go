@@ -28,12 +28,11 @@ type chatInput struct {
 }
 
 // tokenizerConfig is what is read of a tokenizer_config.json. Whatever else is in it
-// has no part in a prompt's tokens.
+// has no part in a prompt's tokens: beside a tokenizer.json transformers ignores even
+// add_bos_token and add_eos_token.
 type tokenizerConfig struct {
 	ChatTemplate json.RawMessage            `json:"chat_template"`
 	Added        map[string]json.RawMessage `json:"added_tokens_decoder"`
-	AddBOS       *bool                      `json:"add_bos_token"`
-	AddEOS       *bool                      `json:"add_eos_token"`
 	PrefixSpace  *bool                      `json:"add_prefix_space"`
 	Legacy       bool                       `json:"legacy"`
 	Class        string                     `json:"tokenizer_class"`

@@ -197,13 +197,7 @@ func parseTokenizer(data []byte, config *tokenizerConfig) (*bpeTokenizer, error)
 			return nil, err
 		}
 	}
-	if err := t.addTokens(tokens); err != nil {
-		return nil, err
-	}
-	if config != nil && (config.AddBOS != nil || config.AddEOS != nil || isNull(f.PostProcessor)) {
-		return t, t.around(config)
-	}
-	return t, nil
+	return t, t.addTokens(tokens)
 }
 
 // asLlama replaces the file's steps by those of transformers' LlamaTokenizer, which
@@ -267,31 +261,6 @@ func (c *tokenizerConfig) addTo(tokens []addedToken, vocab map[string]uint32) ([
 		add(addedToken{Content: c.tokens[name], Special: true})
 	}
 	return tokens, nil
-}
-
-// around takes the place of the file's post-processor: transformers builds its own
-// when the config says whether a text begins with bos_token or ends with eos_token.
-func (t *bpeTokenizer) around(c *tokenizerConfig) error {
-	t.before, t.after = nil, nil
-	for _, x := range []struct {
-		on   *bool
-		name string
-		list *[]uint32
-	}{{c.AddBOS, "bos_token", &t.before}, {c.AddEOS, "eos_token", &t.after}} {
-		if x.on == nil || !*x.on {
-			continue
-		}
-		text, ok := c.tokens[x.name]
-		if !ok && x.name == "bos_token" {
-			continue // transformers turns it off
-		}
-		id, known := t.special[text]
-		if !known {
-			return fmt.Errorf("the config adds %s, which is not among the tokens", x.name)
-		}
-		*x.list = []uint32{id}
-	}
-	return nil
 }
 
 // addTokens compiles the added tokens, those of the file and of its config.

@@ -227,7 +227,6 @@ func TestLocalParameters(t *testing.T) {
 	f(t, "local: {tokenizer: "+tiny+", config: "+filepath.Join(dir, "none.json")+"}", "none.json: no such file")
 	f(t, "local: {tokenizer: "+tiny+", config: "+write("config.json", `[]`)+"}", "config.json", "cannot unmarshal")
 	f(t, "local: {tokenizer: "+tiny+", config: "+write("config2.json", `{"added_tokens_decoder":{"x":{}}}`)+"}", "added_tokens_decoder[x]")
-	f(t, "local: {tokenizer: "+tiny+", config: "+write("config3.json", `{"add_bos_token":true,"bos_token":"<s>","add_eos_token":true}`)+"}", "adds eos_token")
 	f(t, "local: {tokenizer: "+tiny+", chatTemplate: "+filepath.Join(dir, "none.jinja")+"}", "none.jinja: no such file")
 	f(t, "local: {tokenizer: "+tiny+", chatTemplate: "+write("bad.jinja", `{% if %}`)+"}", "bad.jinja", "template line 1")
 	ok := write("ok.jinja", `{{ messages }}`)
@@ -257,9 +256,8 @@ func TestLocalConfig(t *testing.T) {
 		}
 	}
 	f(t, `{}`, "abc<s>", 5, 9)
-	f(t, `{"add_bos_token":true,"bos_token":"<s>"}`, "abc", 9, 5)
-	f(t, `{"add_bos_token":true}`, "abc", 5)
-	f(t, `{"add_bos_token":true,"add_eos_token":true,"bos_token":{"content":"<s>"},"eos_token":"c"}`, "ab", 9, 4, 2)
+	f(t, `{"add_bos_token":true,"bos_token":"<s>"}`, "abc", 5)
+	f(t, `{"bos_token":{"content":"<s>"},"eos_token":"c"}`, "abc", 4, 2)
 	f(t, `{"eos_token":"</s>"}`, "ab</s>", 4, 10)
 	f(t, `{"added_tokens_decoder":{"77":{"content":"ca","normalized":false},"9":{"content":"<s>"}}}`, "abcab", 4, 10, 1)
 	f(t, `{"added_tokens_decoder":{"5":{"content":"abc","special":true}}}`, "aabc", 0, 5)
