@@ -173,9 +173,6 @@ func runRouting(o routingOptions, stdout, stderr io.Writer) error {
 }
 
 func writeFile(name string, write func(io.Writer) error) error {
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil { // #nosec G301 -- reports are for everyone
-		return err
-	}
 	f, err := os.Create(name)
 	if err != nil {
 		return err
