@@ -328,13 +328,16 @@ func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Cand
 // evenShare returns what each endpoint would have of the requests in flight, and
 // a negative number when no endpoint is in its slow start.
 func evenShare(endpoints []*Endpoint) float64 {
-	slow, total := false, 0
+	slow := false
 	for _, e := range endpoints {
 		slow = slow || e.returned.Load() != 0
-		total += e.InFlight()
 	}
 	if !slow {
 		return -1
+	}
+	total := 0
+	for _, e := range endpoints {
+		total += e.InFlight()
 	}
 	return float64(total) / float64(len(endpoints))
 }

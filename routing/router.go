@@ -4,7 +4,6 @@
 package routing
 
 import (
-	"math"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -224,8 +223,11 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 	for _, s := range r.scorers {
 		s.Score(req, c, r.scores)
 		for i, v := range r.scores {
-			if !math.IsNaN(v) {
-				r.totals[i] += s.weight * min(max(v, 0), 1)
+			if v > 0 { // and no NaN; the built-in min and max, which must mind those, take a sixth of a decision over 1,000 endpoints
+				if v > 1 {
+					v = 1
+				}
+				r.totals[i] += s.weight * v
 			}
 		}
 		ex.scored(req, s, c, r.scores)
