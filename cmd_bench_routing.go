@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"kvgate/bench"
 	"kvgate/configs"
@@ -65,20 +66,13 @@ func newRoutingCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Trace, "trace", o.Trace, "conversation, synthetic, shared-prefix, agents, one-agent, hot-burst, or a JSONL or CSV file")
-	f.IntVar(&o.BlockTokens, "block-tokens", o.BlockTokens, "tokens that one hash id of the trace stands for")
-	f.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
-	f.IntVar(&o.CacheTokens, "cache-tokens", o.CacheTokens, "KV cache of one replica")
-	f.Float64Var(&o.Rate, "rate", o.Rate, "multiplies the trace's arrival rate")
+	labFlags(f, &o.Setting)
 	f.IntVar(&o.Copies, "copies", o.Copies, "times the trace is laid over itself (0: a quarter of the replicas)")
 	f.DurationVar(&o.Spread, "spread", o.Spread, "width of the trace's arrival bins, over which arrivals are spread (0: not)")
-	f.DurationVar(&o.Scrape, "scrape", o.Scrape, "interval at which metrics are observed")
 	f.BoolVar(&o.InstantLoad, "instant-load", false, "engines publish their queue at every arrival, as mocks do, and not once per step")
 	f.IntVar(&o.Gateways, "gateways", o.Gateways, "independent gateways that share the traffic")
 	f.Float64SliceVar(&o.Speeds, "speed", nil, "relative speeds of the replicas, repeated; slower ones have as much less cache")
 	f.Int64Var(&o.IndexTokens, "index-capacity", 0, "cache size in tokens that the replicas report (0: the truth)")
-	f.Float64Var(&o.Warmup, "warmup", o.Warmup, "part of the requests that is not measured")
-	f.Uint64Var(&o.Seed, "seed", o.Seed, "seed of every random choice")
 	f.StringVar(&o.engine, "engine", "", "YAML or JSON file with the engine's cost model (default: Qwen3-32B on two H100)")
 	f.StringVar(&o.profile, "profile", "", "a scheduling file, or a policy's name, to run first")
 	f.StringSliceVar(&o.compare, "compare", bench.PolicyNames(), "policies to run")
@@ -93,6 +87,18 @@ func newRoutingCommand() *cobra.Command {
 	f.StringVar(&o.update, "update", "", "run the commands in the comments of this Markdown page and put their tables behind them")
 	f.StringSliceVar(&o.only, "only", nil, "with --update: the names of the tables (default: all)")
 	return cmd
+}
+
+// labFlags are the flags that every replay of a trace has.
+func labFlags(f *pflag.FlagSet, o *bench.Setting) {
+	f.StringVar(&o.Trace, "trace", o.Trace, "conversation, synthetic, shared-prefix, agents, one-agent, hot-burst, or a JSONL or CSV file")
+	f.IntVar(&o.BlockTokens, "block-tokens", o.BlockTokens, "tokens that one hash id of the trace stands for")
+	f.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
+	f.IntVar(&o.CacheTokens, "cache-tokens", o.CacheTokens, "KV cache of one replica")
+	f.Float64Var(&o.Rate, "rate", o.Rate, "multiplies the trace's arrival rate")
+	f.DurationVar(&o.Scrape, "scrape", o.Scrape, "interval at which metrics are observed, in the trace's time")
+	f.Float64Var(&o.Warmup, "warmup", o.Warmup, "part of the requests that is not measured")
+	f.Uint64Var(&o.Seed, "seed", o.Seed, "seed of every random choice")
 }
 
 func runRouting(o routingOptions, stdout, stderr io.Writer) error {

@@ -47,14 +47,7 @@ func newSocketsCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Trace, "trace", o.Trace, "conversation, synthetic, shared-prefix, agents, one-agent, hot-burst, or a JSONL or CSV file")
-	f.IntVar(&o.BlockTokens, "block-tokens", o.BlockTokens, "tokens that one hash id of the trace stands for")
-	f.IntVar(&o.Replicas, "replicas", o.Replicas, "simulated replicas")
-	f.IntVar(&o.CacheTokens, "cache-tokens", o.CacheTokens, "KV cache of one replica")
-	f.Float64Var(&o.Rate, "rate", o.Rate, "multiplies the trace's arrival rate")
-	f.DurationVar(&o.Scrape, "scrape", o.Scrape, "interval at which metrics are scraped, in the trace's time")
-	f.Float64Var(&o.Warmup, "warmup", o.Warmup, "part of the requests that is not measured")
-	f.Uint64Var(&o.Seed, "seed", o.Seed, "seed of the trace's shape")
+	labFlags(f, &o.Setting)
 	f.DurationVar(&o.window, "window", 10*time.Minute, "how much of the trace is replayed")
 	f.Float64Var(&o.faster, "faster", 4, "seconds of the trace per second")
 	f.StringSliceVar(&o.compare, "compare", []string{"llm-d-default", "default-inline", "expected-cost"}, "policies to run; the lab's oracle cannot")

@@ -119,12 +119,17 @@ func ask(ctx context.Context, client *http.Client, target, model string, message
 	if err != nil {
 		return answer{}, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target+"/v1/chat/completions", bytes.NewReader(body))
+	return send(ctx, client, target+"/v1/chat/completions", body, time.Now())
+}
+
+// send posts a request for a stream and reads it to its end. The time to the first
+// token counts from start.
+func send(ctx context.Context, client *http.Client, url string, body []byte, start time.Time) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return answer{}, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	start := time.Now()
 	resp, err := client.Do(req)
 	if err != nil {
 		return answer{}, err
@@ -147,8 +152,12 @@ func ask(ctx context.Context, client *http.Client, target, model string, message
 			done = true
 			continue
 		}
+		if a.ttft > 0 && !bytes.Contains(data, []byte(`"usage":{`)) && !bytes.Contains(data, []byte(`"error"`)) {
+			continue // one more token
+		}
 		var chunk struct {
 			Choices []struct {
+				Text  string `json:"text"`
 				Delta struct {
 					Content string `json:"content"`
 				} `json:"delta"`
@@ -172,7 +181,7 @@ func ask(ctx context.Context, client *http.Client, target, model string, message
 		case chunk.Usage != nil:
 			a.prompt, a.cached = chunk.Usage.Prompt, chunk.Usage.Details.Cached
 		}
-		if a.ttft == 0 && len(chunk.Choices) > 0 && chunk.Choices[0].Delta.Content != "" {
+		if a.ttft == 0 && len(chunk.Choices) > 0 && chunk.Choices[0].Delta.Content+chunk.Choices[0].Text != "" {
 			a.ttft = time.Since(start)
 		}
 	}

@@ -1,16 +1,10 @@
 package bench
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -81,7 +75,7 @@ func (l *Lab) Replay(ctx context.Context, policy string, o TraceReplayOptions) (
 		}
 		flights.Go(func() {
 			sent := time.Since(due).Seconds() * o.Faster
-			a, err := complete(ctx, client, o.Target, body, due)
+			a, err := send(ctx, client, o.Target+"/v1/completions", body, due)
 			mu.Lock()
 			defer mu.Unlock()
 			if done++; o.Progress != nil {
@@ -129,52 +123,6 @@ func (t *Trace) completion(i int, model string) []byte {
 	}
 	b = b[:begin+4*r.Input]
 	return append(b, `"}`...)
-}
-
-// complete sends a streamed completion and reads it to its end.
-func complete(ctx context.Context, client *http.Client, target string, body []byte, due time.Time) (a answer, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return a, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return a, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
-		return a, errors.New(strconv.Itoa(resp.StatusCode) + ": " + string(bytes.TrimSpace(text)))
-	}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
-		switch {
-		case !ok:
-		case string(data) == "[DONE]":
-			return a, nil
-		case bytes.Contains(data, []byte(`"usage":{`)):
-			var end struct {
-				Usage struct {
-					Prompt  int64 `json:"prompt_tokens"`
-					Details struct {
-						Cached int64 `json:"cached_tokens"`
-					} `json:"prompt_tokens_details"`
-				} `json:"usage"`
-			}
-			if err := json.Unmarshal(data, &end); err != nil {
-				return a, err
-			}
-			a.prompt, a.cached = end.Usage.Prompt, end.Usage.Details.Cached
-		case a.ttft == 0:
-			a.ttft = time.Since(due)
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return a, err
-	}
-	return a, io.ErrUnexpectedEOF
 }
 
 // SameOrder returns an error that names the first two policies whose mean TTFT

@@ -70,6 +70,12 @@ func TestTraceReplayFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	f("a cut stream", shortTrace(), TraceReplayOptions{Target: r.URL(), Model: "m", Faster: 10}, "EOF")
+	if err := r.SetFaults(fakevllm.Faults{Break: "error", BreakAfter: 1}); err != nil {
+		t.Fatal(err)
+	}
+	one := shortTrace()
+	one.Cut(time.Millisecond)
+	f("an error event", one, TraceReplayOptions{Target: r.URL(), Model: "m", Faster: 10}, "The engine died")
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := shortTrace().Replay(done, "p", TraceReplayOptions{Target: r.URL(), Model: "m", Faster: 1}); err == nil {
