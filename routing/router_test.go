@@ -1094,3 +1094,21 @@ func TestCapacityIsLearned(t *testing.T) {
 		t.Errorf("after 60 right predictions the capacity is %d, want between %d and 1000", got, low)
 	}
 }
+
+// fixedScorer scores candidate i with its i-th number.
+type fixedScorer []float64
+
+func (s fixedScorer) Score(_ *Request, _ []Candidate, out []float64) { copy(out, s) }
+
+// Whatever a scorer says, it counts as 0 to 1 times its weight, and NaN as nothing.
+func TestScoresAreClamped(t *testing.T) {
+	fleet := readyFleet(t, newTestClock(), "a", "b", "c", "d")
+	r := newTestRouter(t, fleet, "plugins: [{type: least-request-scorer}]\n")
+	r.scorers = []weightedScorer{{"fixed", 2, fixedScorer{7, -3, math.NaN(), 0.25}}, {"other", 1, fixedScorer{math.Inf(1), 0.5, 1, math.Inf(-1)}}}
+	if _, err := r.Route(promptOf("m", 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float64{3, 0.5, 1, 0.5}; !slices.Equal(r.totals, want) {
+		t.Errorf("got totals %v, want %v", r.totals, want)
+	}
+}
