@@ -21,9 +21,6 @@ type limitedField struct {
 	list    bool // most is a number of items, else the largest number
 }
 
-// samplingField holds n and max_tokens in the bodies of /inference/v1/generate.
-const samplingField = "sampling_params"
-
 // limitedFields returns the fields that the settings bound.
 func limitedFields(l *configs.Limits) (fields []limitedField) {
 	add := func(setting string, most int, list bool, names ...string) {
@@ -47,7 +44,7 @@ func (x *exchange) capped() *refusal {
 	for i := len(req.Found) - 1; i >= 0; i-- {
 		m := req.Found[i]
 		at := m.Field - l.firstLimited
-		if at < 0 || judged&(1<<at) != 0 {
+		if at < 0 || at > len(l.limited)+watchSampling || judged&(1<<at) != 0 {
 			continue
 		}
 		judged |= 1 << at
@@ -58,12 +55,16 @@ func (x *exchange) capped() *refusal {
 			}
 			continue
 		}
-		var params map[string]json.RawMessage // of equal keys the last one stays, and keys keep their case
-		if json.Unmarshal(value, &params) != nil {
-			continue // no object: no engine takes it
-		}
-		for i := range l.limited {
-			if r := l.limited[i].judge(samplingField+"."+l.limited[i].name, params[l.limited[i].name]); r != nil {
+		inner := members(value, l.watch[l.firstLimited:l.firstOther]...)
+		seen := uint64(0)
+		for i := len(inner) - 1; i >= 0; i-- {
+			m := inner[i]
+			if seen&(1<<m.Field) != 0 {
+				continue
+			}
+			seen |= 1 << m.Field
+			f := &l.limited[m.Field]
+			if r := f.judge(samplingField+"."+f.name, value[m.Value:m.To]); r != nil {
 				return r
 			}
 		}

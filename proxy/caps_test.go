@@ -93,6 +93,9 @@ func TestCaps(t *testing.T) {
 	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"n":1,"n":5}`, 400, `"param":"sampling_params.n"`)
 	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"n":5,"N":1}`, 400, over)
 	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"max_tokens":5000}`, 400, over)
+	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"top_p":NaN,"n":5}`, 400, over)
+	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"model":1,"n":5}`, 400, over)
+	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":{"n":5,"\u006e":4}`, 200)
 	f("/inference/v1/generate", `"token_ids":[1],"sampling_params":"x"`, 200)
 	f(chat, `"kv_transfer_params":1,"n":1`, 400, "forbidden_field")
 

@@ -4,8 +4,6 @@
 package proxy
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -201,6 +199,9 @@ func (x *exchange) admit() *refusal {
 		if r := x.authenticate(); r != nil {
 			return r
 		}
+	}
+	if rt.kind == kindProxy && rt.blocks == blocksUnsalted && x.tenant() {
+		return x.unread(refuseUnsalted)
 	}
 	if rt.kind == kindRefused {
 		return x.unread(&refusal{status: fasthttp.StatusNotImplemented, code: "not_supported", message: rt.remedy})
@@ -412,27 +413,28 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 		return unreadable(err)
 	}
 	if rt.api == routing.APIResponses {
-		return storedResponse(body)
+		return x.storedResponse()
 	}
 	return nil
 }
 
-// storedResponse refuses what needs a response that one replica has stored.
-func storedResponse(body []byte) *refusal {
-	if !bytes.Contains(body, []byte(`"previous_response_id"`)) && !bytes.Contains(body, []byte(`"background"`)) {
-		return nil
-	}
-	var fields struct {
-		Previous   json.RawMessage `json:"previous_response_id"`
-		Background json.RawMessage `json:"background"`
-	}
-	if json.Unmarshal(body, &fields) != nil {
-		return nil // what the scanner took and this does not is the engine's business
+// storedResponse refuses what needs a response that one replica has stored. Of equal
+// fields the last one counts, and vLLM takes more than true for true.
+func (x *exchange) storedResponse() *refusal {
+	previous, background := false, false
+	for _, m := range x.req.Found {
+		value := x.req.Body[m.Value:m.To]
+		switch m.Field - x.live.firstOther {
+		case watchPrevious:
+			previous = string(value) != "null"
+		case watchBackground:
+			background = string(value) != "null" && string(value) != "false"
+		}
 	}
 	switch {
-	case len(fields.Previous) > 0 && string(fields.Previous) != "null":
+	case previous:
 		return refusePrevious
-	case string(fields.Background) == "true":
+	case background:
 		return refuseBackground
 	}
 	return nil

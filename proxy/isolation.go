@@ -67,39 +67,113 @@ func (s *Server) Salt(key string) (salt []byte, ok bool) {
 	return nil, false
 }
 
+// tenant says whether the request comes from one of several tenants that are kept apart.
+func (x *exchange) tenant() bool { return x.key != nil && x.key.salt != nil }
+
 // isolated says whether the route's bodies get the salt of the tenant.
-func (x *exchange) isolated() bool {
-	if x.key == nil || x.key.salt == nil || x.route.reading != readJSON {
-		return false
-	}
-	switch x.route.api {
-	case routing.APIChat, routing.APIChatBatch, routing.APICompletions, routing.APIResponses, routing.APIMessages, routing.APIGenerate:
-		return true
-	}
-	return false
-}
+func (x *exchange) isolated() bool { return x.tenant() && x.route.blocks == blocksSalted }
+
+// refuseUnsalted answers on routes whose cached blocks nothing keeps apart.
+var refuseUnsalted = &refusal{status: fasthttp.StatusNotImplemented, code: "not_supported",
+	message: "this route is not served while tenants are kept apart (isolation.mode): the engine takes no cache_salt on it"}
 
 // mustRead says whether a body that cannot be read is refused: one in which a
 // replica that reads more generously may find what must not be there.
 func (x *exchange) mustRead() bool {
-	body := bytes.TrimLeft(x.body.bytes(), " \t\r\n\ufeff")
-	return x.isolated() || len(x.live.watch) > 1 && len(body) > 0 && body[0] == '{'
+	return x.isolated() || x.live.judges && startsObject(x.body.bytes())
+}
+
+// startsObject says whether a text in any encoding that Python's json.loads finds
+// out by itself (UTF-8, UTF-16 and UTF-32, with a byte order mark or by its zeros)
+// begins like a JSON object.
+func startsObject(b []byte) bool {
+	for _, c := range b {
+		switch c {
+		case ' ', '\t', '\r', '\n', 0, 0xef, 0xbb, 0xbf, 0xfe, 0xff:
+		default:
+			return c == '{'
+		}
+	}
+	return false
 }
 
 func unreadable(err error) *refusal {
 	return &refusal{status: fasthttp.StatusBadRequest, code: "invalid_body", message: err.Error()}
 }
 
+// Fields that hold others of which vLLM reads some as if they stood in the body.
+const (
+	samplingField = "sampling_params" // of /inference/v1/generate: n, max_tokens, extra_args
+	extraField    = "extra_args"      // in sampling_params
+	xargsField    = "vllm_xargs"      // becomes extra_args
+)
+
+// What is looked for in every body, behind live.firstOther.
+const (
+	watchSampling = iota
+	watchXargs
+	watchPrevious
+	watchBackground
+)
+
+var otherWatched = [...]string{watchSampling: samplingField, watchXargs: xargsField, watchPrevious: "previous_response_id", watchBackground: "background"}
+
+// members returns those of an object's members that are among the names, as they
+// stand, of equal ones all. What is no object has none.
+func members(value []byte, names ...string) []routing.Member {
+	r := routing.Request{Body: value, Watch: names}
+	_ = r.Parse() // it is well-formed: an error is about what it is, or about what model means elsewhere
+	return r.Found
+}
+
+// forbidden refuses those of the found members that are not null.
+func forbidden(path string, names []string, body []byte, found ...routing.Member) *refusal {
+	for _, m := range found {
+		if string(body[m.Value:m.To]) != "null" {
+			name := path + names[m.Field]
+			return &refusal{status: fasthttp.StatusBadRequest, code: "forbidden_field", param: name,
+				message: "the field " + strconv.Quote(name) + " is not taken from clients (limits.deny_fields): leave it out"}
+		}
+	}
+	return nil
+}
+
+// denied refuses the fields of limits.deny_fields, also where vLLM reads them in other fields.
+func (x *exchange) denied() *refusal {
+	l, body := x.live, x.req.Body
+	names := l.watch[1:l.firstLimited]
+	if len(names) == 0 {
+		return nil
+	}
+	for _, m := range x.req.Found {
+		value := body[m.Value:m.To]
+		var r *refusal
+		switch at := m.Field - l.firstOther; {
+		case m.Field > 0 && m.Field < l.firstLimited:
+			r = forbidden("", l.watch, body, m)
+		case at == watchXargs:
+			r = forbidden(xargsField+".", names, value, members(value, names...)...)
+		case at == watchSampling:
+			for _, extra := range members(value, extraField) {
+				in := value[extra.Value:extra.To]
+				if r == nil {
+					r = forbidden(samplingField+"."+extraField+".", names, in, members(in, names...)...)
+				}
+			}
+		}
+		if r != nil {
+			return r
+		}
+	}
+	return nil
+}
+
 // control judges the fields of a body with which clients could steer a replica,
 // and sets the tenant's salt.
 func (x *exchange) control() *refusal {
 	req := &x.req
-	for _, m := range req.Found {
-		if m.Field > 0 && m.Field < x.live.firstLimited && string(req.Body[m.Value:m.To]) != "null" {
-			name := x.live.watch[m.Field]
-			return &refusal{status: fasthttp.StatusBadRequest, code: "forbidden_field", param: name,
-				message: "the field " + strconv.Quote(name) + " is not taken from clients (limits.deny_fields): leave it out"}
-		}
+	if r := x.denied(); r != nil {
+		return r
 	}
 	if r := x.capped(); r != nil {
 		return r

@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"net/url"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"kvgate/configs"
 	"kvgate/routing"
@@ -81,6 +83,10 @@ func TestIsolationBodies(t *testing.T) {
 	f("/v1/responses", `{"model":"m","input":"x","cache_salt":"evil"}`, `{"model":"m","input":"x"}`)
 	f("/v1/messages", `{"model":"m","max_tokens":1,"messages":[],"cache_salt":"evil"}`, `{"model":"m","max_tokens":1,"messages":[]}`)
 	f("/inference/v1/generate", `{"token_ids":[1,2],"cache_salt":"evil"}`, `{"token_ids":[1,2]}`)
+	f("/v2/rerank", `{"query":"x","documents":["y"]}`, `{"query":"x","documents":["y"]}`)
+	for _, path := range []string{"/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/generative_scoring", "/v1/decisions", "/v1/systemone"} {
+		f(path, `{"model":"m","input":"x","cache_salt":"evil"}`, `{"model":"m","input":"x"}`)
+	}
 	f("/v1/completions", `{}`, `{}`)
 	f("/v1/completions", `{"cache_salt":"evil"}`, `{}`)
 
@@ -89,13 +95,35 @@ func TestIsolationBodies(t *testing.T) {
 	if !strings.Contains(a.body, `"content":"x, \"cache_salt\" y"`) {
 		t.Errorf("got %s, want the content as it was", a.body)
 	}
-	// Routes without the field are sent on as they came.
-	a = g.dial().ask(post("/v1/embeddings", `{"model":"m","input":"x"}`, "x-api-key: sk-a"))
-	if !strings.HasSuffix(a.body, "\r\n\r\n"+`{"model":"m","input":"x"}`) {
-		t.Errorf("embeddings: got %s, want the body as it was", a.body)
+	// Routes that compute no blocks are sent on as they came.
+	a = g.dial().ask(post("/tokenize", `{"model":"m","prompt":"x"}`, "x-api-key: sk-a"))
+	if !strings.HasSuffix(a.body, "\r\n\r\n"+`{"model":"m","prompt":"x"}`) {
+		t.Errorf("tokenize: got %s, want the body as it was", a.body)
 	}
 	a = g.dial().ask(post(chat, "\ufeff{"+m+"}", "x-api-key: sk-a"))
 	want(t, "a body that cannot be read", a.StatusCode, 400)
+}
+
+// Routes of which vLLM takes no salt would share blocks among tenants in silence.
+func TestIsolationOfRoutesWithoutSalt(t *testing.T) {
+	s := newStub(t, plain)
+	f := func(mode, path string, status int) {
+		t.Helper()
+		sent := s.requests.Load()
+		a := newGateway(t, isolatedBy(t, mode), s).dial().ask(post(path, `{"model":"m","messages":[],"texts":["x"]}`, "x-api-key: sk-a"))
+		want(t, mode+" "+path, a.StatusCode, status)
+		if status != 200 {
+			want(t, mode+" "+path+": requests sent on", s.requests.Load(), sent)
+			if !strings.Contains(a.body, "isolation.mode") {
+				t.Errorf("%s %s: got %s, want isolation.mode in it", mode, path, a.body)
+			}
+		}
+	}
+	for _, path := range []string{"/cohere/v2/chat", "/v2/embed"} {
+		f(isolateKey, path, 501)
+		f(isolateGroup, path, 501)
+		f("shared", path, 200)
+	}
 }
 
 // A second attempt sends the same bytes.
@@ -206,7 +234,26 @@ func TestDeniedFields(t *testing.T) {
 		f(g, path, `{"kv_transfer_params":{},"model":"m","kv_transfer_params":null}`, 400, forbidden)
 		f(g, path, `{"model":"m","kv_transfer_params":null,"priority":1,"request_id":"x","vllm_xargs":{},"chat_template":"t"}`, 200, "")
 		f(g, path, `{"model":"m","metadata":{"kv_transfer_params":1}}`, 200, "")
+		// vLLM makes extra_args of these, and takes the fields out of them.
+		f(g, path, `{"model":"m","vllm_xargs":{"kv_transfer_params":{"remote_host":"10.0.0.9"}}}`, 400, `"param":"vllm_xargs.kv_transfer_params"`)
+		f(g, path, `{"vllm_xargs":{"ec_transfer_p\u0061rams":1},"model":"m","vllm_xargs":null}`, 400, forbidden)
+		f(g, path, `{"model":"m","sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`, 400, `"param":"sampling_params.extra_args.kv_transfer_params"`)
+		f(g, path, `{"model":"m","sampling_params":{"model":1,"top_p":NaN,"extra_args":{"model":2,"kv_transfer_params":{}}}}`, 400, forbidden)
+		f(g, path, `{"model":"m","sampling_params":{"extra_args":{"kv_transfer_params":null}},"vllm_xargs":"x"}`, 200, "")
 	}
+	// Python finds out by itself in which encoding JSON is.
+	for _, bom := range []string{"", "\ufeff"} {
+		text := utf16.Encode([]rune(bom + ` {"kv_transfer_params":{}}`))
+		for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
+			var wide, wider []byte
+			for _, c := range text {
+				wide, wider = order.AppendUint16(wide, c), order.AppendUint32(wider, uint32(c))
+			}
+			f(g, "/custom", string(wide), 400, "invalid_body")
+			f(g, "/custom", string(wider), 400, "invalid_body")
+		}
+	}
+	f(g, "/custom", "\x00\x01\x02{", 200, "")
 	f(g, "/v1/messages", `{"model":"m","kv_transfer_params":1}`, 400, `"type":"invalid_request_error"`)
 	f(g, "/custom", `{"model":NaN,"kv_transfer_params":1}`, 400, "invalid_body") // Python reads it
 	f(g, "/custom", "\ufeff{\"kv_transfer_params\":1,}", 400, "invalid_body")

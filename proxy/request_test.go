@@ -247,6 +247,12 @@ func TestRefusedByName(t *testing.T) {
 	f(post("/v1/responses/resp_1/cancel", ""), "whole conversation")
 	f(get("/v1/realtime?model=m", "Upgrade: websocket", "Connection: Upgrade"), "realtime")
 	f(post("/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp_1"}`), "previous_response_id")
+	f(post("/v1/responses", `{"model":"m","input":"x","previous\u005fresponse_id":"resp_1"}`), "previous_response_id")
+	f(post("/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp_1","Previous_Response_Id":null}`), "previous_response_id")
+	f(post("/v1/responses", `{"model":"m","input":NaN,"previous_response_id":"resp_1"}`), "previous_response_id")
+	for _, on := range []string{`1`, `"true"`, `"on"`, `false,"background":true`, `true,"Background":false`, `true,"x":NaN`} { // vLLM takes them all for true
+		f(post("/v1/responses", `{"model":"m","input":"x","background":`+on+`}`), "background")
+	}
 	f(post("/v1/responses", `{"model":"m","input":"x","background":true}`), "background")
 	want(t, "requests sent on", s.requests.Load(), int64(0))
 	for _, body := range []string{

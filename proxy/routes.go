@@ -92,6 +92,16 @@ const (
 	endingCohere                  // message-end
 )
 
+// blocks says whether an engine computes KV blocks for a route, which other
+// requests could find.
+type blocks uint8
+
+const (
+	blocksNone     blocks = iota // none, or none that is known of
+	blocksSalted                 // kept apart by cache_salt in the body
+	blocksUnsalted               // kept apart by nothing: vLLM's request has no such field
+)
+
 // route is one path of the data listener.
 type route struct {
 	index    int
@@ -102,6 +112,7 @@ type route struct {
 	reading  reading
 	dialect  dialect
 	ending   ending
+	blocks   blocks
 	streams  bool   // an answer may be an event stream
 	remedy   string // of a refused one
 }
@@ -114,19 +125,19 @@ type routeEntry struct {
 
 var routeTable = []routeEntry{
 	{"", route{template: "passthrough", methods: methodsAll, reading: readAny, streams: true}},
-	{"/v1/chat/completions", route{methods: methodPost, api: routing.APIChat, ending: endingDone, streams: true}},
-	{"/v1/chat/completions/batch", route{methods: methodPost, api: routing.APIChatBatch, ending: endingDone, streams: true}},
-	{"/v1/completions", route{methods: methodPost, api: routing.APICompletions, ending: endingDone, streams: true}},
-	{"/v1/responses", route{methods: methodPost, api: routing.APIResponses, ending: endingResponses, streams: true}},
-	{"/v1/messages", route{methods: methodPost, api: routing.APIMessages, dialect: dialectAnthropic, ending: endingMessages, streams: true}},
-	{"/inference/v1/generate", route{methods: methodPost, api: routing.APIGenerate, ending: endingDone, streams: true}},
-	{"/generative_scoring", route{methods: methodPost, api: routing.APIScoring}},
-	{"/v1/decisions", route{methods: methodPost, api: routing.APIScoring}},
-	{"/v1/systemone", route{methods: methodPost, api: routing.APIScoring}},
-	{"/cohere/v2/chat", route{methods: methodPost, api: routing.APIChat, dialect: dialectCohere, ending: endingCohere, streams: true}},
-	{"/v1/embeddings", route{methods: methodPost, api: routing.APIEmbeddings}},
-	{"/pooling", route{methods: methodPost, api: routing.APIEmbeddings}},
-	{"/classify", route{methods: methodPost, api: routing.APIEmbeddings}},
+	{"/v1/chat/completions", route{methods: methodPost, blocks: blocksSalted, api: routing.APIChat, ending: endingDone, streams: true}},
+	{"/v1/chat/completions/batch", route{methods: methodPost, blocks: blocksSalted, api: routing.APIChatBatch, ending: endingDone, streams: true}},
+	{"/v1/completions", route{methods: methodPost, blocks: blocksSalted, api: routing.APICompletions, ending: endingDone, streams: true}},
+	{"/v1/responses", route{methods: methodPost, blocks: blocksSalted, api: routing.APIResponses, ending: endingResponses, streams: true}},
+	{"/v1/messages", route{methods: methodPost, blocks: blocksSalted, api: routing.APIMessages, dialect: dialectAnthropic, ending: endingMessages, streams: true}},
+	{"/inference/v1/generate", route{methods: methodPost, blocks: blocksSalted, api: routing.APIGenerate, ending: endingDone, streams: true}},
+	{"/generative_scoring", route{methods: methodPost, blocks: blocksSalted, api: routing.APIScoring}},
+	{"/v1/decisions", route{methods: methodPost, blocks: blocksSalted, api: routing.APIScoring}},
+	{"/v1/systemone", route{methods: methodPost, blocks: blocksSalted, api: routing.APIScoring}},
+	{"/cohere/v2/chat", route{methods: methodPost, blocks: blocksUnsalted, api: routing.APIChat, dialect: dialectCohere, ending: endingCohere, streams: true}},
+	{"/v1/embeddings", route{methods: methodPost, blocks: blocksSalted, api: routing.APIEmbeddings}},
+	{"/pooling", route{methods: methodPost, blocks: blocksSalted, api: routing.APIEmbeddings}},
+	{"/classify", route{methods: methodPost, blocks: blocksSalted, api: routing.APIEmbeddings}},
 
 	// No KV cache is at stake: routed on load.
 	{"/v1/messages/count_tokens", route{methods: methodPost, dialect: dialectAnthropic}},
@@ -140,12 +151,12 @@ var routeTable = []routeEntry{
 	{"/tokenize", route{methods: methodPost}},
 	{"/detokenize", route{methods: methodPost}},
 	{"/tokenizer_info", route{methods: methodGet | methodHead, reading: readNone}},
-	{"/v2/embed", route{methods: methodPost, dialect: dialectCohere}},
-	{"/score", route{methods: methodPost}},
-	{"/v1/score", route{methods: methodPost}},
-	{"/rerank", route{methods: methodPost}},
-	{"/v1/rerank", route{methods: methodPost}},
-	{"/v2/rerank", route{methods: methodPost, dialect: dialectCohere}},
+	{"/v2/embed", route{methods: methodPost, blocks: blocksUnsalted, dialect: dialectCohere}},
+	{"/score", route{methods: methodPost, blocks: blocksSalted}},
+	{"/v1/score", route{methods: methodPost, blocks: blocksSalted}},
+	{"/rerank", route{methods: methodPost, blocks: blocksSalted}},
+	{"/v1/rerank", route{methods: methodPost, blocks: blocksSalted}},
+	{"/v2/rerank", route{methods: methodPost, blocks: blocksSalted, dialect: dialectCohere}},
 	{"/v1/audio/transcriptions", route{methods: methodPost, reading: readForm, ending: endingDone, streams: true}},
 	{"/v1/audio/translations", route{methods: methodPost, reading: readForm, ending: endingDone, streams: true}},
 

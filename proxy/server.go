@@ -89,10 +89,12 @@ type live struct {
 	upstream *upstreamLimits
 	keys     *keyring      // nil: no key is asked for
 	cert     *listenerCert // nil: plain HTTP
-	watch    []string      // fields of a body to look for: cache_salt, those that are denied, then those that are bounded
+	watch    []string      // fields of a body to look for: cache_salt, those that are denied, those that are bounded, otherWatched
 
 	limited      []limitedField
 	firstLimited int           // in watch
+	firstOther   int           // in watch
+	judges       bool          // any is denied or bounded
 	bodies       []int64       // largest body by route.index, nil: limits.body for all
 	patterns     []patternBody // of routes.passthrough
 	trusted      networks
@@ -192,9 +194,8 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 	for _, f := range in.limited {
 		in.watch = append(in.watch, f.name)
 	}
-	if len(in.limited) > 0 {
-		in.watch = append(in.watch, samplingField)
-	}
+	in.firstOther, in.judges = len(in.watch), len(in.watch) > 1
+	in.watch = append(in.watch, otherWatched[:]...)
 	return in, nil
 }
 

@@ -1,13 +1,20 @@
 #!/bin/sh
 # Runs slowhttptest (Debian: apt-get install slowhttptest) in its four modes against
 # kvgate while a normal client asks once every 20 ms, and says how many of its
-# requests were answered and what memory kvgate had before, at most, and after.
+# requests were answered, how many connections were open at once, and what memory
+# kvgate had before, at most, and after.
 #
 #   make build && bench/e2e/slow.sh ./kvgate [SECONDS] [CONNECTIONS]
 #
-# Exits 1 when one request of the normal client failed.
+# A mode has passed when every request of the normal client was answered; when at
+# least half of the slow connections were open at once, or closed again by kvgate,
+# so that there was something to withstand; and when memory stayed flat: it grew by
+# no more than 48 kB per slow connection, by no more than a quarter in the second
+# half of the time, and behind the mode it is within 16 MB of what it was at first.
+# Exits 1 when a mode has failed, 2 when there is no slowhttptest.
 set -eu
 kvgate=$1 seconds=${2:-20} connections=${3:-1000}
+command -v slowhttptest >/dev/null || { echo "slowhttptest is missing: apt-get install slowhttptest" >&2; exit 2; }
 port=18480 admin=18490 replica=18470
 dir=$(mktemp -d)
 pids=
@@ -25,11 +32,15 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do
 done
 [ -n "$model" ] || { cat "$dir"/*.log >&2; exit 1; }
 body='{"model":"'$model'","max_tokens":4,"messages":[{"role":"user","content":"hello"}]}'
+open() { curl -s -m 5 http://127.0.0.1:$admin/metrics | sed -n 's/^kvgate_conns_open \([0-9]*\)$/\1/p'; }
 rss() { sed -n 's/^VmRSS:[^0-9]*\([0-9]*\).*/\1/p' /proc/$gate/status; }
 
-failed=0
-echo "| Mode | Slow connections | Normal requests | Answered | RSS before, kB | at most | after |"
-echo "|---|---|---|---|---|---|---|"
+failed=0 first=$(rss)
+verdict() { # MODE OK WHAT
+	if [ "$2" = 1 ]; then echo "PASS $1 $3" >&2; else echo "FAIL $1 $3" >&2; failed=1; fi
+}
+echo "| Mode | Slow connections | open at once | Normal requests | Answered | RSS before, kB | at most | after |"
+echo "|---|---|---|---|---|---|---|---|"
 for mode in -H -B -X -R; do
 	case $mode in
 	-H) args="-i 1 -u $url" ;;
@@ -37,7 +48,7 @@ for mode in -H -B -X -R; do
 	-X) args="-n 1 -w 10 -y 20 -z 32 -k 3 -u http://127.0.0.1:$port/v1/models" ;;
 	-R) args="-a 10 -b 3000 -t HEAD -u http://127.0.0.1:$port/v1/models" ;;
 	esac
-	before=$(rss) most=0 asked=0 answered=0
+	before=$(rss) most=0 half=0 opened=0 asked=0 answered=0 middle=$(($(date +%s) + seconds / 2))
 	# shellcheck disable=SC2086
 	slowhttptest -c "$connections" -r 200 -l "$seconds" -p 5 $mode $args >"$dir/slow.log" 2>&1 & slow=$!
 	pids="$pids $slow"
@@ -47,12 +58,20 @@ for mode in -H -B -X -R; do
 		if [ "$status" = 200 ]; then answered=$((answered + 1)); else echo "mode $mode: status $status" >&2; fi
 		now=$(rss)
 		[ "$now" -le "$most" ] || most=$now
+		[ "$(date +%s)" -gt "$middle" ] || half=$most
+		now=$(open)
+		[ "${now:-0}" -le "$opened" ] || opened=$now
 		sleep 0.02
 	done
 	wait "$slow" || :
 	sleep 6
-	echo "| $mode | $connections | $asked | $answered | $before | $most | $(rss) |"
-	[ "$asked" = "$answered" ] && [ "$asked" -gt 0 ] || failed=1
+	after=$(rss)
 	tr -d '\033' <"$dir/slow.log" | sed 's/\[[0-9;]*m//g' | grep -a -E 'closed:|service available|Exit status' | tail -3 >&2
+	closed=$(tr -d '\033' <"$dir/slow.log" | sed 's/\[[0-9;]*m//g' | sed -n 's/^closed: *\([0-9]*\).*/\1/p' | tail -1)
+	echo "| $mode | $connections | $opened | $asked | $answered | $before | $most | $after |"
+	verdict "$mode" $((asked > 0 && asked == answered)) "normal requests answered: $answered of $asked"
+	verdict "$mode" $((opened + ${closed:-0} >= connections / 2)) "slow connections: $opened open at once, ${closed:-0} closed in the end, of $connections"
+	verdict "$mode" $((most <= before + 48 * connections && 4 * most <= 5 * half && after <= first + 16384)) \
+		"memory: $before kB before, $half at most in the first half, $most in all, $after after; $first at first"
 done
 exit $failed
