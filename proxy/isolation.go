@@ -149,7 +149,7 @@ func (x *exchange) denied() *refusal {
 		value := body[m.Value:m.To]
 		var r *refusal
 		switch at := m.Field - l.firstOther; {
-		case m.Field > 0 && m.Field < l.firstLimited:
+		case m.Field > 0 && m.Field < l.firstLimited || m.Field == 0 && l.denySalt:
 			r = forbidden("", l.watch, body, m)
 		case at == watchXargs:
 			r = forbidden(xargsField+".", names, value, members(value, names...)...)

@@ -265,4 +265,8 @@ func TestDeniedFields(t *testing.T) {
 	strict := newGateway(t, func(set *configs.Settings) { set.Limits.DenyFields = []string{"priority"} }, s)
 	f(strict, chat, `{"model":"m","priority":-1}`, 400, `"param":"priority"`)
 	f(strict, chat, `{"model":"m","kv_transfer_params":{}}`, 200, "")
+	unsalted := newGateway(t, func(set *configs.Settings) { set.Limits.DenyFields = []string{"priority", saltField, "vllm_xargs"} }, s)
+	f(unsalted, chat, `{"model":"m","cache_s\u0061lt":"x"}`, 400, `"param":"cache_salt"`)
+	f(unsalted, chat, `{"model":"m","vllm_xargs":{}}`, 400, `"param":"vllm_xargs"`)
+	f(unsalted, chat, `{"model":"m","cache_salt":null}`, 200, "")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -95,6 +96,7 @@ type live struct {
 	firstLimited int           // in watch
 	firstOther   int           // in watch
 	judges       bool          // any is denied or bounded
+	denySalt     bool          // cache_salt is denied, too
 	bodies       []int64       // largest body by route.index, nil: limits.body for all
 	patterns     []patternBody // of routes.passthrough
 	trusted      networks
@@ -190,6 +192,7 @@ func (s *Server) newLive(settings *configs.Settings) (*live, error) {
 		return nil, err
 	}
 	in.watch = append([]string{saltField}, own.Limits.DenyFields...)
+	in.denySalt = slices.Contains(own.Limits.DenyFields, saltField)
 	in.firstLimited = len(in.watch)
 	for _, f := range in.limited {
 		in.watch = append(in.watch, f.name)

@@ -302,6 +302,7 @@ func (x *exchange) complete() error {
 func (x *exchange) broke(err error) error {
 	x.between = x.rec.stream && x.chunked && x.tap.boundary()
 	x.tap.finish()
+	x.between = x.between && !x.tap.ended && !x.tap.errored // the client has its last event
 	x.told()
 	if x.c.left() {
 		x.rec.clientEnd, x.between = true, false

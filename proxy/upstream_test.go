@@ -156,6 +156,28 @@ func TestStreamEnds(t *testing.T) {
 	f("messages error", "/v1/messages", messages, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n", "error_event")
 }
 
+// A stream that breaks off behind its last event ends broken, and no event follows.
+func TestNothingFollowsTheLastEvent(t *testing.T) {
+	f := func(path, body, stream string) {
+		t.Helper()
+		s := newStub(t, func(c *stubConn) {
+			if _, err := c.request(); err == nil {
+				c.say(sseHead + chunk(stream))
+			}
+		})
+		g := newGateway(t, nil, s)
+		a := g.dial().ask(post(path, body))
+		if a.err == nil {
+			t.Errorf("%q: got a clean end, want an error", stream)
+		}
+		want(t, "body", a.body, stream)
+		want(t, "err", g.line()["err"], "truncated")
+	}
+	f(chat, streamBody, event("a")+doneEvent)
+	f(chat, streamBody, event("a")+"data: {\"error\":{\"message\":\"died\",\"code\":500}}\n\n")
+	f("/v1/messages", `{"model":"m","messages":[],"stream":true}`, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n")
+}
+
 // TestIdleReuse: case 6 with short intervals. Replicas close each connection as
 // long after an answer as the client waits; every request is answered, once.
 func TestIdleReuse(t *testing.T) {
