@@ -27,13 +27,12 @@ const (
 // beyond the first. Nothing in it is a pointer, so a garbage collection does not
 // look at the entries.
 //
-// Has, Mask, Walk and Tally only read and may share a lock; Distinct and Bytes need
-// none; all else needs the lock to itself.
+// Has and Walk only read and may share a lock; Distinct and Bytes need none; all
+// else needs the lock to itself.
 type Holders struct {
 	mix    mixer
 	shards []shard
 
-	fetched  uint64 // the sum of what AddAll has read ahead, so that the reads are not optimised away
 	distinct int
 	counted  atomic.Int64 // distinct, as of the last change that has ended
 	bytes    atomic.Int64
@@ -65,9 +64,14 @@ func (m *mixer) key(hash uint64) uint64 {
 // resize is one pass from front to back.
 type shard struct {
 	table []entry // homes places and a tail
-	nodes []node  // pages beyond the first, named by index + 1
 	homes uint64
 	used  int
+	pages
+}
+
+// pages holds the pages of entries beyond the first.
+type pages struct {
+	nodes []node // named by index + 1
 	free  uint32 // first unused node, linked by next
 	spare int    // number of unused nodes
 }
@@ -132,27 +136,6 @@ func (h *Holders) Add(hash uint64, slot int) bool {
 	return h.add(h.mix.key(hash), slot)
 }
 
-// AddAll records that slot now holds hashes and appends those that are new to fresh.
-// It is faster than Add one by one, as it does not wait for memory so often.
-func (h *Holders) AddAll(hashes []uint64, slot int, fresh []uint64) []uint64 {
-	defer h.publish()
-	var keys [32]uint64
-	for len(hashes) > 0 {
-		n := min(len(hashes), len(keys))
-		for i, hash := range hashes[:n] {
-			keys[i] = h.mix.key(hash)
-		}
-		h.fetched += h.fetch(keys[:n])
-		for i, key := range keys[:n] {
-			if h.add(key, slot) {
-				fresh = append(fresh, hashes[i])
-			}
-		}
-		hashes = hashes[n:]
-	}
-	return fresh
-}
-
 // Remove records that slot no longer holds hash and reports whether it did.
 func (h *Holders) Remove(hash uint64, slot int) bool {
 	defer h.publish()
@@ -163,9 +146,6 @@ func (h *Holders) Remove(hash uint64, slot int) bool {
 func (h *Holders) Has(hash uint64, slot int) bool {
 	return h.mask(h.mix.key(hash), pageOf(slot))&bitOf(slot) != 0
 }
-
-// Mask returns the slots from 64*page to 64*page+63 that hold hash, lowest slot in the lowest bit.
-func (h *Holders) Mask(hash uint64, page int) uint64 { return h.mask(h.mix.key(hash), uint32(page)) }
 
 // Clear makes slot hold nothing and returns how many hashes it held. It reads
 // every entry; an owner that can list the hashes of a slot removes them instead.
@@ -212,34 +192,6 @@ func (h *Holders) Walk(hashes []uint64, active []uint64, matched []int32) int {
 	return longest
 }
 
-// Tally counts how many hashes of a prompt's head each slot holds, gaps and all:
-// it adds to count[slot] the number of the first upTo[slot] hashes that the slot
-// holds. Slots from len(upTo) on are left out.
-func (h *Holders) Tally(hashes []uint64, upTo, count []int32) {
-	add := func(i int32, page uint32, mask uint64) {
-		for base := int(page) * pageSlots; mask != 0; mask &= mask - 1 {
-			if slot := base + bits.TrailingZeros64(mask); slot < len(upTo) && i < upTo[slot] {
-				count[slot]++
-			}
-		}
-	}
-	for i, hash := range hashes {
-		key := h.mix.key(hash)
-		s := &h.shards[key>>shardShift]
-		at, ok := s.find(key)
-		if !ok {
-			continue
-		}
-		e := &s.table[at]
-		add(int32(i), e.page, e.mask)
-		for n := e.more; n != 0; n = s.nodes[n-1].next {
-			for k, page := range s.nodes[n-1].pages {
-				add(int32(i), page, s.nodes[n-1].masks[k])
-			}
-		}
-	}
-}
-
 // publish makes the count of hashes visible to other goroutines, once per change rather than per hash.
 func (h *Holders) publish() {
 	if n := int64(h.distinct); n != h.counted.Load() {
@@ -260,12 +212,25 @@ type walk struct {
 	fetched uint64
 }
 
-func (w *walk) run(h *Holders, hashes []uint64) int {
+func (w *walk) start() {
 	for p, m := range w.active {
 		if m != 0 {
 			w.live |= 1 << p
 		}
 	}
+}
+
+// end gives all slots that are left n hashes.
+func (w *walk) end(n int) {
+	for left := w.live; left != 0; left &= left - 1 {
+		p := bits.TrailingZeros64(left)
+		w.credit(p, w.active[p], n)
+	}
+}
+
+func (w *walk) run(h *Holders, hashes []uint64) int {
+	var none entry
+	w.start()
 	i, ahead := 0, 4
 	for i < len(hashes) && w.live != 0 {
 		n := min(ahead, len(hashes)-i)
@@ -274,60 +239,51 @@ func (w *walk) run(h *Holders, hashes []uint64) int {
 		}
 		w.fetched += h.fetch(w.keys[:n])
 		for _, key := range w.keys[:n] {
-			if w.live&(w.live-1) == 0 {
-				w.stepPage(h, key, i)
-			} else {
-				w.step(h, key, i)
+			s, e := &h.shards[key>>shardShift], &none
+			if at, ok := s.find(key); ok {
+				e = &s.table[at]
 			}
-			if w.live == 0 {
+			if w.step(e, &s.pages, i); w.live == 0 {
 				return i
 			}
 			i++
 		}
 		ahead = min(2*ahead, len(w.keys)) // a prompt that nobody knows ends early
 	}
-	for left := w.live; left != 0; left &= left - 1 {
-		p := bits.TrailingZeros64(left)
-		w.credit(p, w.active[p], i)
-	}
+	w.end(i)
 	return i
 }
 
-// step checks all slots against the i-th hash of the prompt.
-func (w *walk) step(h *Holders, key uint64, i int) {
-	seen := uint64(0) // pages that the hash has been checked against
-	s := &h.shards[key>>shardShift]
-	if at, ok := s.find(key); ok {
-		e := &s.table[at]
-		if p := e.page - w.first; p < uint32(len(w.active)) {
-			seen |= 1 << p
-			if w.active[p]&^e.mask != 0 {
-				w.keep(int(p), e.mask, i)
-			}
+// step checks all slots against the entry of the i-th hash of the prompt, an empty one when nobody holds it.
+func (w *walk) step(e *entry, more *pages, i int) {
+	if w.live&(w.live-1) == 0 { // a single page is left
+		p := bits.TrailingZeros64(w.live)
+		if mask := more.pageMask(e, w.first+uint32(p)); w.active[p]&^mask != 0 {
+			w.keep(p, mask, i)
 		}
-		for n := e.more; n != 0 && w.live&^seen != 0; {
-			d := &s.nodes[n-1]
-			for k, m := range d.masks {
-				if p := d.pages[k] - w.first; m != 0 && p < uint32(len(w.active)) {
-					seen |= 1 << p
-					if w.active[p]&^m != 0 {
-						w.keep(int(p), m, i)
-					}
+		return
+	}
+	seen := uint64(0) // pages that the hash has been checked against
+	if p := e.page - w.first; p < uint32(len(w.active)) {
+		seen |= 1 << p
+		if w.active[p]&^e.mask != 0 {
+			w.keep(int(p), e.mask, i)
+		}
+	}
+	for n := e.more; n != 0 && w.live&^seen != 0; {
+		d := &more.nodes[n-1]
+		for k, m := range d.masks {
+			if p := d.pages[k] - w.first; m != 0 && p < uint32(len(w.active)) {
+				seen |= 1 << p
+				if w.active[p]&^m != 0 {
+					w.keep(int(p), m, i)
 				}
 			}
-			n = d.next
 		}
+		n = d.next
 	}
 	for gone := w.live &^ seen; gone != 0; gone &= gone - 1 {
 		w.keep(bits.TrailingZeros64(gone), 0, i)
-	}
-}
-
-// stepPage is step when a single page is left.
-func (w *walk) stepPage(h *Holders, key uint64, i int) {
-	p := bits.TrailingZeros64(w.live)
-	if mask := h.mask(key, w.first+uint32(p)); w.active[p]&^mask != 0 {
-		w.keep(p, mask, i)
 	}
 }
 
@@ -355,10 +311,14 @@ func (h *Holders) add(key uint64, slot int) bool {
 	page, bit := pageOf(slot), bitOf(slot)
 	i, ok := s.find(key)
 	if ok {
-		return h.set(s, &s.table[i], page, bit)
+		fresh, grown := s.set(&s.table[i], page, bit)
+		if grown > 0 {
+			h.bytes.Add(grown)
+		}
+		return fresh
 	}
 	if uint64(s.used) >= s.homes*5/8 {
-		h.resize(s, s.larger(key))
+		h.resize(s, larger(s.homes, key))
 		i, _ = s.find(key)
 	}
 	h.insert(s, i, entry{key: key, mask: bit, page: page})
@@ -472,12 +432,12 @@ func (s *shard) delete(i int) {
 // larger returns how many homes a full shard gets: a fifth to nearly a half more,
 // or about twice as many when it is small. The key decides at random, lest all
 // shards, which fill at the same pace, grow during the same few requests.
-func (s *shard) larger(key uint64) uint64 {
-	if s.homes < 64 {
-		n := max(s.homes, minHomes)
+func larger(homes, key uint64) uint64 {
+	if homes < 64 {
+		n := max(homes, minHomes)
 		return n + n/2 + key%n
 	}
-	return s.homes + s.homes/5 + key%(s.homes/4)
+	return homes + homes/5 + key%(homes/4)
 }
 
 // shrink gives memory back when a shard is less than three sixteenths full.
@@ -493,11 +453,7 @@ func (h *Holders) resize(s *shard, homes uint64) {
 	old := s.table
 	s.homes = homes
 	s.table = places(int(homes) + tailSlots)
-	nodes, pack := s.nodes, s.spare > len(s.nodes)/2
-	if pack {
-		s.nodes = make([]node, 0, len(nodes)-s.spare)
-		s.free, s.spare = 0, 0
-	}
+	was, pack := s.sparse()
 	next := 0
 	for i := range old {
 		e := &old[i]
@@ -505,11 +461,7 @@ func (h *Holders) resize(s *shard, homes uint64) {
 			continue
 		}
 		if pack {
-			for link := &e.more; *link != 0; {
-				s.nodes = append(s.nodes, nodes[*link-1])
-				*link = uint32(len(s.nodes))
-				link = &s.nodes[len(s.nodes)-1].next
-			}
+			s.move(e, was)
 		}
 		next = max(next, s.home(e.key))
 		if next == len(s.table) {
@@ -526,22 +478,22 @@ func (s *shard) bytes() int64 {
 }
 
 // pageMask returns the slots of a page that hold e.
-func (s *shard) pageMask(e *entry, page uint32) uint64 {
+func (p *pages) pageMask(e *entry, page uint32) uint64 {
 	if e.page == page {
 		return e.mask
 	}
-	if d, k := s.findPage(e, page); d != nil {
+	if d, k := p.findPage(e, page); d != nil {
 		return d.masks[k]
 	}
 	return 0
 }
 
 // findPage returns the node and place of a page beyond the first.
-func (s *shard) findPage(e *entry, page uint32) (*node, int) {
+func (p *pages) findPage(e *entry, page uint32) (*node, int) {
 	for n := e.more; n != 0; {
-		d := &s.nodes[n-1]
-		for k, p := range d.pages {
-			if p == page && d.masks[k] != 0 {
+		d := &p.nodes[n-1]
+		for k, n := range d.pages {
+			if n == page && d.masks[k] != 0 {
 				return d, k
 			}
 		}
@@ -550,54 +502,54 @@ func (s *shard) findPage(e *entry, page uint32) (*node, int) {
 	return nil, 0
 }
 
-// set adds slots of a page to e and reports whether that is new.
-func (h *Holders) set(s *shard, e *entry, page uint32, bit uint64) bool {
+// set adds slots of a page to e, and returns whether that is new and by how many bytes p has grown.
+func (p *pages) set(e *entry, page uint32, bit uint64) (fresh bool, grown int64) {
 	mask := &e.mask
 	if e.page != page {
-		d, k := s.findPage(e, page)
+		d, k := p.findPage(e, page)
 		if d == nil {
-			h.addPage(s, e, page, bit)
-			return true
+			return true, p.addPage(e, page, bit)
 		}
 		mask = &d.masks[k]
 	}
-	fresh := *mask&bit == 0
+	fresh = *mask&bit == 0
 	*mask |= bit
-	return fresh
+	return fresh, 0
 }
 
 // addPage adds a page beyond the first, in a node of e that has room or in a new one.
-func (h *Holders) addPage(s *shard, e *entry, page uint32, mask uint64) {
+func (p *pages) addPage(e *entry, page uint32, mask uint64) (grown int64) {
 	for n := e.more; n != 0; {
-		d := &s.nodes[n-1]
+		d := &p.nodes[n-1]
 		for k, m := range d.masks {
 			if m == 0 {
 				d.masks[k], d.pages[k] = mask, page
-				return
+				return 0
 			}
 		}
 		n = d.next
 	}
-	n := s.free
+	n := p.free
 	if n != 0 {
-		s.free = s.nodes[n-1].next
-		s.spare--
+		p.free = p.nodes[n-1].next
+		p.spare--
 	} else {
-		before := s.bytes()
-		s.nodes = append(s.nodes, node{})
-		n = uint32(len(s.nodes))
-		h.bytes.Add(s.bytes() - before)
+		before := cap(p.nodes)
+		p.nodes = append(p.nodes, node{})
+		n = uint32(len(p.nodes))
+		grown = int64(cap(p.nodes)-before) * nodeBytes
 	}
-	s.nodes[n-1] = node{next: e.more}
-	s.nodes[n-1].masks[0], s.nodes[n-1].pages[0] = mask, page
+	p.nodes[n-1] = node{next: e.more}
+	p.nodes[n-1].masks[0], p.nodes[n-1].pages[0] = mask, page
 	e.more = n
+	return grown
 }
 
 // clear takes a held slot of a page from e. The mask of e stays empty only if nobody is left.
-func (s *shard) clear(e *entry, page uint32, bit uint64) {
+func (p *pages) clear(e *entry, page uint32, bit uint64) {
 	if e.page == page {
 		if e.mask &^= bit; e.mask == 0 && e.more != 0 { // move another page in
-			d := &s.nodes[e.more-1]
+			d := &p.nodes[e.more-1]
 			for k, m := range d.masks {
 				if m != 0 {
 					e.page, e.mask = d.pages[k], m
@@ -605,26 +557,44 @@ func (s *shard) clear(e *entry, page uint32, bit uint64) {
 					break
 				}
 			}
-			s.release(e, d)
+			p.release(e, d)
 		}
 		return
 	}
-	d, k := s.findPage(e, page)
+	d, k := p.findPage(e, page)
 	d.masks[k] &^= bit
-	s.release(e, d)
+	p.release(e, d)
 }
 
 // release unlinks a node of e that holds nothing.
-func (s *shard) release(e *entry, d *node) {
+func (p *pages) release(e *entry, d *node) {
 	if d.masks != [5]uint64{} {
 		return
 	}
 	link := &e.more
-	for &s.nodes[*link-1] != d {
-		link = &s.nodes[*link-1].next
+	for &p.nodes[*link-1] != d {
+		link = &p.nodes[*link-1].next
 	}
 	n := *link
 	*link = d.next
-	d.next, s.free = s.free, n
-	s.spare++
+	d.next, p.free = p.free, n
+	p.spare++
+}
+
+// sparse makes p ready for move when most of the nodes are unused. It returns the old nodes.
+func (p *pages) sparse() (was []node, pack bool) {
+	if was = p.nodes; p.spare <= len(was)/2 {
+		return was, false
+	}
+	*p = pages{nodes: make([]node, 0, len(was)-p.spare)}
+	return was, true
+}
+
+// move takes the nodes of e over from those before sparse.
+func (p *pages) move(e *entry, was []node) {
+	for link := &e.more; *link != 0; {
+		p.nodes = append(p.nodes, was[*link-1])
+		*link = uint32(len(p.nodes))
+		link = &p.nodes[len(p.nodes)-1].next
+	}
 }

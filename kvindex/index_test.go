@@ -271,19 +271,32 @@ func TestIndexAllocsNothing(t *testing.T) {
 	})
 }
 
-func TestHoldersAllocNothing(t *testing.T) {
-	h := NewHolders(1)
+func TestBlocksAllocNothing(t *testing.T) {
+	h := NewBlocks(1)
 	hashes := prompts(1, 1000)[0]
 	for _, hash := range hashes {
 		h.Add(hash, 70)
 		h.Add(hash, 3)
 		h.Remove(hash, 3)
 	}
+	active, matched := make([]uint64, 2), make([]int32, 128)
+	fresh := make([]uint64, 0, 100)
 	i := 0
 	got := testing.AllocsPerRun(1000, func() {
 		hash := hashes[i%len(hashes)]
 		if i++; !h.Add(hash, 3) || !h.Has(hash, 3) || !h.Remove(hash, 3) || h.Has(hash, 3) {
 			t.Fatalf("hash %d was not added and removed", i)
+		}
+		part := hashes[i%900:][:100]
+		if fresh = h.AddAll(part, 4, fresh[:0]); len(fresh) != 100 {
+			t.Fatalf("AddAll: got %d fresh, want 100", len(fresh))
+		}
+		active[0], active[1] = 1<<4, 1<<6
+		if got := h.Walk(part, active, matched); got != 100 {
+			t.Fatalf("Walk: got %d, want 100", got)
+		}
+		for _, hash := range part {
+			h.Remove(hash, 4)
 		}
 	})
 	if got != 0 {

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -324,7 +325,7 @@ func (p *preciseProducer) Match(r *Request, ch *chain, c []Candidate, col *Colum
 	x := p.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.expire(p.fleet.now().UnixNano(), guessesPerExpire+2*len(ch.hashes))
+	x.expireSome(p.fleet.now().UnixNano())
 	if len(ch.hashes) > 0 {
 		x.match(r, ch, c, col)
 	}
@@ -345,40 +346,72 @@ func (x *preciseIndex) match(r *Request, ch *chain, c []Candidate, col *Column) 
 	if len(ch.ends) == 1 {
 		x.walked = ch
 	}
+	x.rows = grown(x.rows, len(c))
 	for i, end := range ch.ends {
 		x.active = grown(x.active, (n+63)/64)
 		clear(x.active)
 		for k := range c {
-			for _, rank := range x.ranks(c[k].Endpoint) {
-				if rank != nil {
-					x.active[rank.column/64] |= 1 << (rank.column % 64)
-				}
-			}
+			x.rows[k] = x.activate(c[k].Endpoint)
 		}
 		clear(x.runs)
 		hashes, tokens := ch.hashes[start:end], (r.Ends[i]-first)/bytesPerToken
 		start, first = end, r.Ends[i]
 		longest := x.held.Walk(hashes, x.active, x.runs)
+		var last struct { // many columns have the same
+			run, block int32
+			cached     int64
+		}
 		for column, run := range x.runs {
-			if run > 0 {
-				x.score[column] += x.levels[0] * float64(run)
-				x.cached[column] += x.columns[column].cap(int(run)*ch.blockTokens, tokens, ch.blockTokens)
+			if run == 0 {
+				continue
 			}
+			x.score[column] += x.levels[0] * float64(run)
+			if block := x.columns[column].block; run != last.run || block != last.block {
+				last.run, last.block = run, block
+				last.cached = capped(int(run)*ch.blockTokens, tokens, cmp.Or(int(block), ch.blockTokens))
+			}
+			x.cached[column] += last.cached
 		}
 		x.weigh(hashes[:longest])
 	}
 	col.Cached = grown(col.Cached, len(col.Matched))
 	for k := range c {
 		row := c[k].Row
+		if column := x.rows[k]; column >= 0 {
+			// A sum of tenths may come out just below the number that it is.
+			col.Matched[row], col.Cached[row] = int32(x.score[column]+1e-6), x.cached[column]
+			continue
+		}
 		best := -1.0
+		col.Cached[row] = 0
 		for _, rank := range x.ranks(c[k].Endpoint) {
 			if rank != nil && x.score[rank.column] > best+1e-9 {
 				best = x.score[rank.column]
-				// A sum of tenths may come out just below the number that it is.
 				col.Matched[row], col.Cached[row] = int32(best+1e-6), x.cached[rank.column]
 			}
 		}
 	}
+}
+
+// activate sets the bits of an endpoint's columns in active, and returns its column when it is the only one.
+func (x *preciseIndex) activate(e *Endpoint) int32 {
+	if e.slot >= len(x.bySlot) {
+		return -1
+	}
+	s := &x.bySlot[e.slot]
+	if s.endpoint != e {
+		return -1
+	}
+	x.active[s.column/64] |= 1 << (s.column % 64)
+	if !s.several {
+		return s.column
+	}
+	for _, rank := range s.member.ranks {
+		if rank != nil {
+			x.active[rank.column/64] |= 1 << (rank.column % 64)
+		}
+	}
+	return -1
 }
 
 // weigh corrects the scores for blocks whose best tier is not the gpu.
@@ -396,14 +429,8 @@ func (x *preciseIndex) weigh(hashes []uint64) {
 	}
 }
 
-// cap returns how many of a prompt's tokens come from the cache when so many are in it.
-// An engine that has told nothing has blocks of our size.
-func (c *preciseColumn) cap(held, tokens, block int) int64 {
-	if c.rank != nil {
-		if size := int(c.rank.engine.Load()); size > 0 {
-			block = size
-		}
-	}
+// capped returns how many of a prompt's tokens come from the cache when so many are in it.
+func capped(held, tokens, block int) int64 {
 	held = min(held, tokens-1)
 	return int64(held - held%block)
 }
@@ -412,8 +439,8 @@ func (c *preciseColumn) cap(held, tokens, block int) int64 {
 // a reload has replaced and the endpoint came later.
 func (x *preciseIndex) ranks(e *Endpoint) []*preciseRank {
 	if e.slot < len(x.bySlot) {
-		if m := x.bySlot[e.slot]; m != nil && m.endpoint == e {
-			return m.ranks
+		if s := &x.bySlot[e.slot]; s.endpoint == e {
+			return s.member.ranks
 		}
 	}
 	return nil
@@ -447,6 +474,7 @@ func (p *preciseProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
 func (p *preciseProducer) seed(ch *chain, e *Endpoint) {
 	p.index.mu.Lock()
 	defer p.index.mu.Unlock()
+	p.index.held.Resume(0)
 	for _, key := range ch.hashes {
 		p.index.set(blockOp{key, 0}, p.index.ranks(e)[0].column)
 	}

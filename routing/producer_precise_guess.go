@@ -11,10 +11,11 @@ import "kvgate/kvindex"
 // one of the newer generation too, and goes with its last one. Nothing is done
 // about time but in expire.
 type guesses struct {
-	ttl   int64            // nanoseconds, 0 when there are none
-	bits  *kvindex.Holders // key -> column*8 + generation%8
+	ttl   int64           // nanoseconds, 0 when there are none
+	bits  *kvindex.Blocks // key -> column*8 + generation%8
 	lists [guessGenerations]guessList
 	total int
+	owed  int      // guesses made that expireSome has not taken into account yet
 	added []uint64 // scratch
 }
 
@@ -34,7 +35,7 @@ const (
 	guessGenerations = 8 // of which 5 live at a time
 	guessLives       = 5
 	maxGuesses       = 1 << 18
-	guessesPerExpire = 256
+	guessesPerExpire = 128
 )
 
 func (g *guesses) generation(now int64) int64 { return now / (g.ttl / (guessLives - 1)) }
@@ -84,6 +85,11 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 		x.renew(list, keys[i], column)
 	}
 	first := len(fresh)
+	x.held.Resume(0)
+	g.bits.Resume(0)
+	if n > 0 {
+		x.held.Behind(keys[n-1])
+	}
 	fresh = x.held.AddAll(keys[n:], column, fresh)
 	added := fresh[first:]
 	if len(added) < len(keys)-n {
@@ -94,8 +100,7 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 	for _, key := range g.added {
 		list.items = append(list.items, guess{key, int32(column)})
 	}
-	x.columns[column].guesses += len(g.added)
-	g.total += len(g.added)
+	x.guessed(column, len(g.added))
 	return fresh
 }
 
@@ -116,9 +121,24 @@ func (x *preciseIndex) renew(list *guessList, key uint64, column int) {
 	g := &x.guesses
 	if g.bits.Add(key, guessSlot(column, list.generation)) {
 		list.items = append(list.items, guess{key, int32(column)})
-		x.columns[column].guesses++
-		g.total++
+		x.guessed(column, 1)
 	}
+}
+
+// guessed counts n more guesses.
+func (x *preciseIndex) guessed(column, n int) {
+	x.columns[column].guesses += n
+	x.guesses.total += n
+	x.guesses.owed += n
+}
+
+// expireSome takes old guesses away, not so many that a decision takes long, but in the
+// long run twice as many as are made. The caller holds mu.
+func (x *preciseIndex) expireSome(now int64) {
+	g := &x.guesses
+	part := (g.owed + 7) / 8
+	g.owed -= part
+	x.expire(now, guessesPerExpire+2*part)
 }
 
 // expire takes old guesses away, at most budget of them. The caller holds mu.

@@ -34,15 +34,16 @@ type preciseIndex struct {
 	strange atomic.Uint64 // events of endpoints that are not there
 
 	mu      sync.Mutex
-	held    *kvindex.Holders   // key -> columns that hold it, or are guessed to
-	lower   []*kvindex.Holders // by level-1: key -> columns whose best tier is of that level
+	held    *kvindex.Blocks   // key -> columns that hold it, or are guessed to
+	lower   []*kvindex.Blocks // by level-1: key -> columns whose best tier is of that level
 	guesses guesses
 	columns []preciseColumn
-	bySlot  []*preciseMember // by Endpoint.slot; nil when free
+	bySlot  []preciseSlot // by Endpoint.slot
 	members map[*Endpoint]*preciseMember
 
 	// Scratch of match.
 	active []uint64
+	rows   []int32 // by candidate, its column; below 0 when it has none or several
 	runs   []int32
 	walked *chain // whose single prompt runs is about
 	counts []int32
@@ -71,12 +72,23 @@ type tierWeight struct {
 type preciseColumn struct {
 	rank    *preciseRank // nil when given up
 	guesses int
-	cleared bool // no event's key is left in it
+	block   int32 // tokens per engine block, 0 before the first event
+	cleared bool  // no event's key is left in it
+}
+
+// preciseSlot is what a decision reads of an endpoint. It is of the endpoint's slot, and in one array, so that
+// a decision over many endpoints does not wait for each one's memory.
+type preciseSlot struct {
+	endpoint *Endpoint // nil when free
+	member   *preciseMember
+	column   int32 // of rank 0
+	several  bool  // ranks
 }
 
 // preciseMember is an endpoint and its ranks, rank 0 at least.
 type preciseMember struct {
 	endpoint *Endpoint
+	slot     int
 	ranks    []*preciseRank // by rank; nil for one that told nothing
 	told     atomic.Int32
 }
@@ -89,12 +101,12 @@ type preciseRank struct {
 	x      *preciseIndex
 	member *preciseMember
 	number int
-	engine atomic.Int32 // tokens per engine block, 0 before the first event
 
 	column int // guarded by x.mu, changed under mu too
 
 	mu     sync.Mutex
 	gone   bool
+	engine int    // tokens per engine block, 0 before the first event; the column has it too
 	lost   string // why it is incomplete
 	table  blockTable
 	places []precisePlace // by number
@@ -105,6 +117,7 @@ type preciseRank struct {
 	warned bool
 
 	ops    []blockOp
+	last   []uint32 // by map, held and lower: see flush
 	keys   []uint64 // scratch of note
 	made   []uint64 // scratch of storeTokens
 	tokens []byte
@@ -127,13 +140,17 @@ type preciseTail struct {
 	extras []kvindex.Extra
 }
 
-// blockOp sets the level of a key in a rank's column; opGone takes it out.
+// blockOp sets the level of a key in a rank's column. opGone takes it out; opBehind
+// says that the next one comes behind it in its prompt.
 type blockOp struct {
 	key   uint64
 	level int8
 }
 
-const opGone int8 = -1
+const (
+	opGone   int8 = -1
+	opBehind int8 = -2
+)
 
 // Bounds of what one rank may tell: places, the length of a tier's name, the
 // ratio between its block size and ours; and the changes made under one lock.
@@ -153,12 +170,12 @@ func (s preciseShape) same(o preciseShape) bool {
 func newPreciseIndex(producer string, shape preciseShape, keys kvindex.Keys, tiers []tierWeight, levels []float64, log *zap.Logger) *preciseIndex {
 	x := &preciseIndex{
 		producer: producer, shape: shape, keys: keys, tiers: tiers, levels: levels, log: log,
-		held: kvindex.NewHolders(shape.seedOfPlaces), members: make(map[*Endpoint]*preciseMember),
+		held: kvindex.NewBlocks(shape.seedOfPlaces), members: make(map[*Endpoint]*preciseMember),
 	}
 	for i := 1; i < len(levels); i++ {
-		x.lower = append(x.lower, kvindex.NewHolders(shape.seedOfPlaces+uint64(i)))
+		x.lower = append(x.lower, kvindex.NewBlocks(shape.seedOfPlaces+uint64(i)))
 	}
-	x.guesses.ttl, x.guesses.bits = shape.guessTTL, kvindex.NewHolders(^shape.seedOfPlaces)
+	x.guesses.ttl, x.guesses.bits = shape.guessTTL, kvindex.NewBlocks(^shape.seedOfPlaces)
 	x.share.Store(int64(shape.limit))
 	return x
 }
@@ -167,13 +184,13 @@ func newPreciseIndex(producer string, shape preciseShape, keys kvindex.Keys, tie
 func (x *preciseIndex) join(e *Endpoint, slot int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	m := &preciseMember{endpoint: e}
-	x.addRank(m, 0)
+	m := &preciseMember{endpoint: e, slot: slot}
 	for len(x.bySlot) <= slot {
-		x.bySlot = append(x.bySlot, nil)
+		x.bySlot = append(x.bySlot, preciseSlot{})
 	}
-	x.bySlot[slot] = m
+	x.bySlot[slot] = preciseSlot{endpoint: e, member: m}
 	x.members[e] = m
+	x.addRank(m, 0)
 	x.share.Store(int64(max(1, x.shape.limit/len(x.members))))
 }
 
@@ -186,7 +203,7 @@ func (x *preciseIndex) leave(e *Endpoint) {
 		return
 	}
 	delete(x.members, e)
-	x.bySlot[slices.Index(x.bySlot, m)] = nil
+	x.bySlot[m.slot] = preciseSlot{}
 	x.share.Store(int64(max(1, x.shape.limit/max(1, len(x.members)))))
 	x.mu.Unlock()
 	for _, r := range m.ranks {
@@ -201,26 +218,34 @@ func (x *preciseIndex) leave(e *Endpoint) {
 
 // addRank gives an endpoint's rank a column. The caller holds mu.
 func (x *preciseIndex) addRank(m *preciseMember, number int) *preciseRank {
-	r := &preciseRank{x: x, member: m, number: number}
+	r := &preciseRank{x: x, member: m, number: number, last: make([]uint32, 1+len(x.lower))}
 	r.table.mul = x.shape.seedOfPlaces | 1
-	r.column = x.takeColumn(r)
+	x.takeColumn(r)
 	for len(m.ranks) <= number {
 		m.ranks = append(m.ranks, nil)
 	}
 	m.ranks[number] = r
+	x.bySlot[m.slot].several = len(m.ranks) > 1
 	m.told.Add(1)
 	return r
 }
 
-func (x *preciseIndex) takeColumn(r *preciseRank) int {
+// takeColumn gives a rank a column that holds nothing. The caller holds mu.
+func (x *preciseIndex) takeColumn(r *preciseRank) {
+	r.column = len(x.columns)
 	for i := range x.columns {
 		if c := &x.columns[i]; c.rank == nil && c.cleared && c.guesses == 0 {
-			*c = preciseColumn{rank: r}
-			return i
+			r.column = i
+			break
 		}
 	}
-	x.columns = append(x.columns, preciseColumn{rank: r})
-	return len(x.columns) - 1
+	if r.column == len(x.columns) {
+		x.columns = append(x.columns, preciseColumn{})
+	}
+	x.columns[r.column] = preciseColumn{rank: r}
+	if s := &x.bySlot[r.member.slot]; r.number == 0 && s.member == r.member { // it may have left
+		s.column = int32(r.column)
+	}
 }
 
 // rank returns who an event is about, nil when it is to be dropped.
@@ -250,6 +275,7 @@ func (x *preciseIndex) with(e *Endpoint, number int, do func(*preciseRank)) {
 		x.strange.Add(1)
 		return
 	}
+	clear(r.last)
 	do(r)
 	r.flush()
 }
@@ -292,16 +318,38 @@ func (r *preciseRank) flush() {
 	x := r.x
 	for part := range slices.Chunk(r.ops, opsAtOnce) {
 		x.mu.Lock()
+		x.resume(r.last)
 		for _, op := range part {
 			x.set(op, r.column)
+		}
+		r.last[0] = x.held.Last()
+		for i, l := range x.lower {
+			r.last[i+1] = l.Last()
 		}
 		x.mu.Unlock()
 	}
 	r.ops = kept(r.ops, maxKeptItems)
 }
 
+// resume goes on where the maps were at last, whatever others have added since. The caller holds mu.
+func (x *preciseIndex) resume(last []uint32) {
+	x.held.Resume(last[0])
+	for i, l := range x.lower {
+		l.Resume(last[i+1])
+	}
+}
+
 // set applies one change. The caller holds mu.
 func (x *preciseIndex) set(op blockOp, column int) {
+	if op.level == opBehind {
+		x.held.Behind(op.key)
+		for _, l := range x.lower {
+			if l.Distinct() > 0 {
+				l.Behind(op.key)
+			}
+		}
+		return
+	}
 	if op.level != opGone {
 		if !x.held.Add(op.key, column) {
 			x.guesses.confirm(op.key, column)
@@ -327,7 +375,7 @@ func (r *preciseRank) clear(stays bool) {
 	old := r.column
 	x.columns[old].rank = nil
 	if stays {
-		r.column = x.takeColumn(r)
+		x.takeColumn(r)
 	}
 	x.mu.Unlock()
 	for i := range r.table.recs {
@@ -348,7 +396,7 @@ func (r *preciseRank) clear(stays bool) {
 	}
 	r.table.reset()
 	r.tails, r.shared, r.places = nil, nil, r.places[:0]
-	r.engine.Store(0)
+	r.engine = 0
 	x.mu.Lock()
 	x.columns[old].cleared = true
 	x.mu.Unlock()
@@ -576,7 +624,7 @@ func (r *preciseRank) store(b *BlockStored) {
 func (r *preciseRank) storeTokens(b *BlockStored, place uint8) {
 	ours := r.x.keys.BlockTokens()
 	size := b.BlockTokens
-	known := int(r.engine.Load())
+	known := r.engine
 	if r.table.used == 0 && size != known {
 		r.table.reset()
 		known = 0
@@ -600,7 +648,12 @@ func (r *preciseRank) storeTokens(b *BlockStored, place uint8) {
 			return
 		}
 	}
-	r.engine.Store(int32(size))
+	if r.engine != size {
+		r.engine = size
+		r.x.mu.Lock()
+		r.x.columns[r.column].block = int32(size)
+		r.x.mu.Unlock()
+	}
 	r.tokens = r.tokens[:0]
 	for _, t := range b.Tokens[:blocks*size] {
 		r.tokens = binary.LittleEndian.AppendUint32(r.tokens, t)
@@ -614,6 +667,7 @@ func (r *preciseRank) storeTokens(b *BlockStored, place uint8) {
 		start = r.x.keys.Model(r.model(b))
 	} else {
 		start = r.table.lastKey(parent)
+		r.ops = append(r.ops, blockOp{start, opBehind})
 	}
 	ratio := size / ours
 	r.takeExtras(b, ratio)
@@ -695,6 +749,9 @@ func (r *preciseRank) storeParts(b *BlockStored, place uint8, parent uint32, blo
 		t = preciseTail{p.parent, slices.Clone(p.tokens), slices.Clone(p.hashes), slices.Clone(p.extras)}
 	default:
 		t.parent = r.table.rec(parent).key
+	}
+	if parent != 0 {
+		r.ops = append(r.ops, blockOp{t.parent, opBehind})
 	}
 	r.takeExtras(b, 1)
 	for i, hash := range b.Hashes[:blocks] {
