@@ -221,6 +221,8 @@ func TestFormModel(t *testing.T) {
 	f("--b\r\nX: y\r\nContent-Disposition: form-data; filename2=\"a;name=x\"; name=\"model\"\r\n\r\nm\r\n--b--", "b", "m", true)
 	f("--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm", "b", "", false)
 	f("--b\r\nContent-Disposition: form-data; name=\"mo", "b", "", false)
+	f("--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\n\r\n--bX\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--", "b", "", false)
+	f("--bX\r\n"+form("b", "model", "m"), "b", "m", true)
 	f("no form", "b", "", false)
 	f("", "b", "", false)
 	f(form("b", "model", "m"), "", "", false)

@@ -21,13 +21,14 @@ func formBoundary(contentType []byte) []byte {
 	if !equalFold(trimSpace(kind), "multipart/form-data") {
 		return nil
 	}
-	return parameter(params, "boundary")
+	boundary, _ := parameter(params, "boundary")
+	return boundary
 }
 
-// parameter returns the value of a parameter in a list separated by semicolons.
-// A quoted value may hold escapes only where they do not matter here: a boundary
-// and a field's name have none.
-func parameter(list []byte, name string) []byte {
+// parameter returns the first value of a parameter in a list separated by
+// semicolons, and how often it is there. A quoted value may hold escapes only
+// where they do not matter here: a boundary and a field's name have none.
+func parameter(list []byte, name string) (first []byte, times int) {
 	for len(list) > 0 {
 		end, quoted := 0, false
 		for end < len(list) && (quoted || list[end] != ';') {
@@ -51,60 +52,108 @@ func parameter(list []byte, name string) []byte {
 		if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
 			value = value[1 : n-1]
 		}
-		return value
+		if times++; times == 1 {
+			first = value
+		}
 	}
-	return nil
+	return first, times
 }
 
 // formModel looks for the model field in the begin of a form. found is false
 // when it is not there, or not there as a whole.
 func formModel(b, boundary []byte) (model []byte, found bool) {
-	model, _, found = nextModel(b, boundary)
+	eachPart(b, boundary, func(head, value []byte) bool {
+		if name, _ := partName(head); string(name) == "model" {
+			model, found = trimSpace(value), true
+		}
+		return !found
+	})
 	return model, found
 }
 
-// nextModel is formModel that also returns the form behind the field.
-func nextModel(b, boundary []byte) (model, more []byte, found bool) {
-	if len(boundary) == 0 || len(boundary) > 200 {
-		return nil, nil, false
-	}
-	delimiter := append([]byte("\r\n--"), boundary...)
-	if bytes.HasPrefix(b, delimiter[2:]) {
-		b = b[len(delimiter)-2:]
-	} else if i := bytes.Index(b, delimiter); i >= 0 {
-		b = b[i+len(delimiter):]
-	} else {
-		return nil, nil, false
-	}
-	for {
-		end := bytes.Index(b, blankLine)
-		if end < 0 || bytes.HasPrefix(b, []byte("--")) {
-			return nil, nil, false
+// doubtful says whether a whole form may name another model than formModel finds:
+// in a second field, in a part that servers read in more than one way, or behind
+// what is no end of a form.
+func doubtful(b, boundary []byte) bool {
+	models, unclear := 0, false
+	whole := eachPart(b, boundary, func(head, _ []byte) bool {
+		name, plain := partName(head)
+		if unclear = unclear || !plain; string(name) == "model" {
+			models++
 		}
-		head := b[:end+2]
-		b = b[end+len(blankLine):]
-		next := bytes.Index(b, delimiter)
-		if next < 0 {
-			return nil, nil, false
-		}
-		if isModelPart(head) {
-			return trimSpace(b[:next]), b[next:], true
-		}
-		b = b[next+len(delimiter):]
-	}
+		return true
+	})
+	return models > 1 || unclear || !whole
 }
 
-// isModelPart says whether a part's head is that of the field named model.
-func isModelPart(head []byte) bool {
+// eachPart calls do with the head and the value of each part that is there as a
+// whole, until it returns false. It returns whether the form's end was reached. A
+// delimiter is one only before a line end or a further "--", as for Python's parsers.
+func eachPart(b, boundary []byte, do func(head, value []byte) bool) (whole bool) {
+	if len(boundary) == 0 || len(boundary) > 200 {
+		return false
+	}
+	delimiter := append([]byte("\r\n--"), boundary...)
+	// next returns the text before the next delimiter and behind it.
+	next := func(b, delimiter []byte) (before, behind []byte, ok bool) {
+		for from := 0; ; {
+			i := bytes.Index(b[from:], delimiter)
+			if i < 0 {
+				return nil, nil, false
+			}
+			i += from
+			from = i + len(delimiter)
+			if behind = b[from:]; bytes.HasPrefix(behind, []byte("\r\n")) || bytes.HasPrefix(behind, []byte("--")) {
+				return b[:i], behind, true
+			}
+		}
+	}
+	ok := false
+	if bytes.HasPrefix(b, delimiter[2:]) {
+		_, b, ok = next(b, delimiter[2:])
+	} else {
+		_, b, ok = next(b, delimiter)
+	}
+	for ok && !bytes.HasPrefix(b, []byte("--")) {
+		end := bytes.Index(b, blankLine)
+		if end < 0 {
+			return false
+		}
+		head := b[:end+2]
+		var value []byte
+		if value, b, ok = next(b[end+len(blankLine):], delimiter); ok && !do(head, value) {
+			return false
+		}
+	}
+	return ok
+}
+
+// partName returns the name of a part's field, nil for a file's and for none.
+// plain is false when servers may read another name: Python's take the last of
+// several, whatever stands before.
+func partName(head []byte) (name []byte, plain bool) {
+	lines := 0
+	plain = true
 	for line := range bytes.SplitSeq(head, []byte("\r\n")) {
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		if !equalFold(trimSpace(name), "content-disposition") {
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		if len(line) > 0 && (line[0] == ' ' || line[0] == '\t') {
+			plain = false // folded
+		}
+		if !equalFold(trimSpace(field), "content-disposition") {
 			continue
 		}
+		lines++
 		_, params, _ := bytes.Cut(value, []byte(";"))
-		return string(parameter(params, "name")) == "model" && parameter(params, "filename") == nil
+		own, times := parameter(params, "name")
+		_, files := parameter(params, "filename")
+		if lines > 1 || times > 1 || bytes.ContainsAny(own, `"\`) {
+			plain = false
+		}
+		if name = own; files > 0 {
+			name = nil
+		}
 	}
-	return false
+	return name, plain
 }
 
 // appendQuery appends the decoded value of a query parameter. query starts with

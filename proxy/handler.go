@@ -379,11 +379,9 @@ func (x *exchange) parse(router *routing.Router) *refusal {
 	case readNone, readForm, readAny:
 		req.AnyModel = rt.reading != readForm
 		if boundary != nil {
-			model, more, _ := nextModel(body, boundary)
+			model, _ := formModel(body, boundary)
 			req.Model = append(req.Model, model...)
-			if x.key.restricted() {
-				_, _, x.doubt = nextModel(more, boundary)
-			}
+			x.doubt = x.key.restricted() && doubtful(body, boundary)
 		} else if len(body) > 0 {
 			req.Body, req.Watch = body, x.live.watch
 			if err := req.Parse(); err != nil {

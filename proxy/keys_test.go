@@ -180,8 +180,14 @@ func TestKeyModels(t *testing.T) {
 	f("sk-a", form("?model=m", sound), 403, forbidden) // a replica reads the form alone
 	f("sk-a", form("?model=m", sound, part("model", "n")), 403, forbidden)
 	f("sk-all", form("", part("model", "m"), sound, part("model", "n")), 200, "")
+	// Python's servers take the last name of a part, and no delimiter that goes on.
+	f("sk-a", form("", part("model", "m"), sound, part(`x"; name="model`, "n")), 403, forbidden)
+	f("sk-a", form("", part("model", "m"), part("x\"\r\nContent-Disposition: form-data; name=\"model", "n"), sound), 403, forbidden)
+	f("sk-a", form("", part(`file"; filename="a`, "\r\n--bX\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm")), 403, forbidden)
+	f("sk-a", strings.Replace(form("", part("model", "m"), sound), "--b--", "--b-x", 1), 403, forbidden)
+	f("sk-a", form("", part("prompt", "a\r\n--bX\r\nb"), part("model", "m"), sound), 200, "")
 
-	want(t, "failures counted", g.value(`kvgate_auth_failures_total{reason="forbidden_model"}`), 11.0)
+	want(t, "failures counted", g.value(`kvgate_auth_failures_total{reason="forbidden_model"}`), 15.0)
 	if list := ask("sk-a", get("/v1/models")).body; !strings.Contains(list, `"id":"m"`) || strings.Contains(list, `"id":"n"`) {
 		t.Errorf("models: got %s, want m alone", list)
 	}
