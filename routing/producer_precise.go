@@ -312,7 +312,7 @@ func (p *preciseProducer) Prepare(r *Request, ch *chain) {
 	start := 0
 	for i, end := range r.Ends {
 		ch.extras = r.extrasOf(ch.extras[:0], i, ch.blockTokens)
-		ch.hashes = keys.Append(ch.hashes, model, r.Tokens[start:end], ch.extras)
+		ch.hashes = r.appendKeys(keys, ch.hashes, model, r.Tokens[start:end], ch.extras)
 		ch.ends = append(ch.ends, len(ch.hashes))
 		start = end
 	}

@@ -81,6 +81,8 @@ type Request struct {
 	marked  []byte       // Tokens with the items in place of their placeholders, empty without items
 	scratch []byte       // unescaped strings that outlive the scan: model, salt
 
+	head tokenHead // of Tokens, when they were made here
+
 	given       []uint64 // block hashes in place of tokens, see SetChain
 	givenTokens int64
 
@@ -103,7 +105,7 @@ func (r *Request) Reset() {
 	clear(r.Exclude)
 	r.Exclude = r.Exclude[:0]
 	r.scratch = kept(r.scratch, maxKeptBytes)
-	r.given, r.givenTokens = nil, 0
+	r.given, r.givenTokens, r.head = nil, 0, tokenHead{}
 	r.work.reset()
 }
 

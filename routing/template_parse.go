@@ -72,6 +72,7 @@ type tmplNode struct {
 	filter  func(x *execution, v value, args []value, named []namedValue) (value, error)
 	test    func(x *execution, v value, args []value) (bool, error)
 	loops   bool // the body of a for refers to loop
+	plain   bool // no method of a dict has that name
 }
 
 type tmplArg struct {
@@ -981,7 +982,14 @@ func (p *tmplParser) binary(sub func() (*tmplNode, error), ops ...string) (*tmpl
 		n.text = t.text
 		p.i++
 		n.a = left
-		n.b, err = sub()
+		if n.b, err = sub(); n.text == "+" { // the terms of a sum in one row
+			if left.kind == exprBinary && left.text == "+" {
+				n.args = append(n.args, left.args...)
+			} else {
+				n.args = append(n.args, left)
+			}
+			n.args = append(n.args, n.b)
+		}
 		left = n
 	}
 	return left, err
@@ -1154,6 +1162,7 @@ func (p *tmplParser) postfix(n *tmplNode) (*tmplNode, error) {
 			case tokName:
 				x.text = t.text
 				x.v = stringValue(t.text)
+				x.plain = dictMethod(nil, t.text) == nil
 			case tokInt:
 				i, err := strconv.Atoi(t.text)
 				if err != nil {

@@ -48,6 +48,8 @@ type execution struct {
 	memory int
 	depth  int
 	free   []*tmplScope
+	stack  []value // terms of the sums being printed
+	absent value   // what peek finds where nothing is
 }
 
 // tmplScope holds the variables that are set in it.
@@ -96,6 +98,7 @@ const maxTemplateCalls = 400
 // is valid until the next run.
 func (x *execution) run(t *chatTemplate, vars []namedValue) ([]byte, error) {
 	x.t, x.out, x.steps, x.memory, x.depth = t, x.out[:0], 0, 0, 0
+	x.stack = x.stack[:0]
 	if x.limits.time > 0 && x.now != nil {
 		x.until = x.now().Add(x.limits.time)
 	}
@@ -162,8 +165,15 @@ func (x *execution) body(nodes []*tmplNode, s *tmplScope) (flow, error) {
 }
 
 func (n *tmplNode) wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	return n.wrapped(err)
+}
+
+func (n *tmplNode) wrapped(err error) error {
 	var refused *templateError
-	if err == nil || errors.As(err, &refused) || strings.HasPrefix(err.Error(), "template line ") {
+	if errors.As(err, &refused) || strings.HasPrefix(err.Error(), "template line ") {
 		return err
 	}
 	return fmt.Errorf("template line %d: %w", n.line, err)
@@ -177,8 +187,11 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 	case nodeText:
 		return flowOn, x.print(n.text)
 	case nodePrint:
-		if n.a.kind == exprBinary && n.a.text == "+" || n.a.kind == exprConcat {
+		if len(n.a.args) > 1 && (n.a.kind == exprBinary || n.a.kind == exprConcat) {
 			return flowOn, n.wrap(x.printSum(n.a, s))
+		}
+		if v := x.peek(n.a, s); v != nil && v.kind == kindString {
+			return flowOn, x.print(v.str)
 		}
 		v, err := x.eval(n.a, s)
 		if err != nil {
@@ -192,11 +205,11 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 		}
 		return flowOn, n.wrap(err)
 	case nodeIf:
-		v, err := x.eval(n.a, s)
+		ok, err := x.truth(n.a, s)
 		if err != nil {
 			return flowOn, n.wrap(err)
 		}
-		if v.truth() {
+		if ok {
 			return x.body(n.body, s)
 		}
 		return x.body(n.other, s)
@@ -302,6 +315,8 @@ func (x *execution) assign(n *tmplNode, s *tmplScope) error {
 		if v, err = x.capture(n.body, s); err == nil {
 			v, err = x.filtered(n.b, n.c, v, s)
 		}
+	} else if p := x.peek(n.b, s); p != nil {
+		v = *p
 	} else {
 		v, err = x.eval(n.b, s)
 	}
@@ -394,11 +409,11 @@ func (x *execution) loop(n *tmplNode, s *tmplScope) (flow, error) {
 			if err := x.bind(n.a, item, inner); err != nil {
 				return flowOn, err
 			}
-			ok, err := x.eval(n.c, inner)
+			ok, err := x.truth(n.c, inner)
 			if err != nil {
 				return flowOn, err
 			}
-			if ok.truth() {
+			if ok {
 				kept = append(kept, item)
 			}
 		}
@@ -538,6 +553,86 @@ func (x *execution) macro(n *tmplNode, s *tmplScope, _ []namedValue) value {
 	})
 }
 
+// peek returns what a constant, a variable or a field of an object is without copying it,
+// valid until the next variable is set; nil when eval has to find out.
+func (x *execution) peek(n *tmplNode, s *tmplScope) *value {
+	switch n.kind {
+	case exprConst:
+		x.steps++
+		return &n.v
+	case exprName:
+		for ; s != nil; s = s.parent {
+			for i, k := range s.syms {
+				if k == n.sym {
+					x.steps++
+					return &s.vals[i]
+				}
+			}
+		}
+	case exprAttr:
+		if !n.plain {
+			return nil
+		}
+		if v := x.peek(n.a, s); v != nil && v.kind == kindDict {
+			x.steps++
+			d := v.dict()
+			if i := d.findText(n.text); i >= 0 {
+				return &d.vals[i]
+			}
+			x.absent = value{}
+			return &x.absent
+		}
+	}
+	return nil
+}
+
+// truth is whether an expression is true.
+func (x *execution) truth(n *tmplNode, s *tmplScope) (bool, error) {
+	switch n.kind {
+	case exprCompare:
+		return x.comparison(n, s)
+	case exprAnd, exprOr:
+		if ok, err := x.truth(n.a, s); err != nil || ok == (n.kind == exprOr) {
+			return ok, err
+		}
+		return x.truth(n.b, s)
+	case exprUnary:
+		if n.text == "not" {
+			ok, err := x.truth(n.a, s)
+			return !ok, err
+		}
+	case exprIs:
+		return x.is(n, s)
+	}
+	if v := x.peek(n, s); v != nil {
+		return v.truth(), nil
+	}
+	v, err := x.eval(n, s)
+	return v.truth(), err
+}
+
+// is evaluates a test.
+func (x *execution) is(n *tmplNode, s *tmplScope) (bool, error) {
+	if err := x.step(1); err != nil {
+		return false, err
+	}
+	var v value
+	if p := x.peek(n.a, s); p != nil {
+		v = *p
+	} else {
+		var err error
+		if v, err = x.eval(n.a, s); err != nil {
+			return false, err
+		}
+	}
+	args, err := x.evalAll(n.args, s)
+	if err != nil {
+		return false, err
+	}
+	ok, err := n.test(x, v, args)
+	return ok != (n.sym == 1), err
+}
+
 // eval evaluates an expression.
 func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 	if err := x.step(1); err != nil {
@@ -581,6 +676,9 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		return dictOf(d), nil
 	case exprAttr:
+		if v := x.peek(n, s); v != nil {
+			return *v, nil
+		}
 		v, err := x.eval(n.a, s)
 		if err != nil {
 			return v, err
@@ -607,24 +705,18 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		return x.applyFilter(n, v, s)
 	case exprIs:
-		v, err := x.eval(n.a, s)
-		if err != nil {
-			return v, err
-		}
-		args, err := x.evalAll(n.args, s)
-		if err != nil {
-			return v, err
-		}
-		ok, err := n.test(x, v, args)
-		return boolValue(ok != (n.sym == 1)), err
+		ok, err := x.is(n, s)
+		return boolValue(ok), err
 	case exprUnary:
+		if n.text == "not" {
+			ok, err := x.truth(n.a, s)
+			return boolValue(!ok), err
+		}
 		v, err := x.eval(n.a, s)
 		if err != nil {
 			return v, err
 		}
 		switch {
-		case n.text == "not":
-			return boolValue(!v.truth()), nil
 		case !v.isNumber() || v.str != "":
 			return v, fmt.Errorf("%s of a %s", n.text, kindNames[v.kind])
 		case v.kind == kindFloat && n.text == "-":
@@ -649,7 +741,8 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		return x.binary(n.text, a, b)
 	case exprCompare:
-		return x.comparison(n, s)
+		ok, err := x.comparison(n, s)
+		return boolValue(ok), err
 	case exprAnd, exprOr:
 		v, err := x.eval(n.a, s)
 		if err != nil || v.truth() == (n.kind == exprOr) {
@@ -657,11 +750,11 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		return x.eval(n.b, s)
 	case exprCond:
-		v, err := x.eval(n.a, s)
+		ok, err := x.truth(n.a, s)
 		if err != nil {
-			return v, err
+			return value{}, err
 		}
-		if v.truth() {
+		if ok {
 			return x.eval(n.b, s)
 		}
 		return x.eval(n.c, s)
@@ -686,78 +779,73 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 
 // sum evaluates a + b + c: a text is put together once, not once for each sign.
 func (x *execution) sum(n *tmplNode, s *tmplScope) (value, error) {
-	parts, size, err := x.terms(n, s)
-	if err != nil {
+	from := len(x.stack)
+	defer x.unstack(from)
+	size, err := x.terms(n.args, s)
+	parts := x.stack[from:]
+	switch {
+	case err != nil:
 		return value{}, err
-	}
-	if size < 0 {
-		v := parts[0]
-		for _, b := range parts[1:] {
-			if v, err = x.binary("+", v, b); err != nil {
-				return value{}, err
-			}
-		}
-		return v, nil
+	case size < 0:
+		return x.added(parts)
 	}
 	if err := x.made(size); err != nil {
 		return value{}, err
 	}
 	out := make([]byte, 0, size)
-	for _, p := range parts {
-		out = append(out, p.str...)
+	for i := range parts {
+		out = append(out, parts[i].str...)
 	}
 	return stringValue(string(out)), nil
 }
 
-// terms evaluates the terms of a sum of two or more. size is that of their text, -1
-// when one of them is none.
-func (x *execution) terms(n *tmplNode, s *tmplScope) (parts []value, size int, err error) {
-	count := 1
-	for k := n; k.kind == exprBinary && k.text == "+"; k = k.a {
-		count++
-	}
-	parts = make([]value, count)
-	for k := n; ; k = k.a {
-		count--
-		if k.kind != exprBinary || k.text != "+" {
-			parts[0], err = x.eval(k, s)
-			break
-		}
-		parts[count].ref = k.b // evaluated below, from left to right
-	}
+// added adds the terms of a sum one by one.
+func (x *execution) added(parts []value) (v value, err error) {
+	v = parts[0]
 	for i := 1; i < len(parts) && err == nil; i++ {
-		parts[i], err = x.eval(parts[i].ref.(*tmplNode), s)
+		v, err = x.binary("+", v, parts[i])
 	}
-	if err != nil {
-		return nil, 0, err
-	}
-	for _, p := range parts {
-		if p.kind != kindString {
-			return parts, -1, nil
+	return v, err
+}
+
+// terms puts values on the stack. size is that of their text, -1 when one of them is none.
+func (x *execution) terms(nodes []*tmplNode, s *tmplScope) (size int, err error) {
+	for _, n := range nodes {
+		if v := x.peek(n, s); v != nil {
+			x.stack = append(x.stack, *v)
+		} else {
+			v, err := x.eval(n, s)
+			if err != nil {
+				return 0, err
+			}
+			x.stack = append(x.stack, v)
 		}
-		size += len(p.str)
+		if v := &x.stack[len(x.stack)-1]; v.kind != kindString {
+			size = -1
+		} else if size >= 0 {
+			size += len(v.str)
+		}
 	}
-	return parts, size, nil
+	return size, nil
+}
+
+func (x *execution) unstack(from int) {
+	clear(x.stack[from:])
+	x.stack = x.stack[:from]
 }
 
 // printSum prints a sum or a concatenation without putting it together.
 func (x *execution) printSum(n *tmplNode, s *tmplScope) error {
-	var parts []value
-	size, err := 0, error(nil)
-	if n.kind == exprConcat {
-		parts, err = x.evalAll(n.args, s)
-	} else {
-		parts, size, err = x.terms(n, s)
+	from := len(x.stack)
+	defer x.unstack(from)
+	size, err := x.terms(n.args, s)
+	if err == nil && size < 0 && n.kind == exprBinary {
+		var v value
+		v, err = x.added(x.stack[from:])
+		x.stack = append(x.stack[:from], v)
 	}
-	if err == nil && size < 0 {
-		v := parts[0]
-		for i := 1; i < len(parts) && err == nil; i++ {
-			v, err = x.binary("+", v, parts[i])
-		}
-		parts = []value{v}
-	}
-	for i := 0; i < len(parts) && err == nil; i++ {
-		if x.out, err = appendText(x.out, parts[i]); err == nil && len(x.out) > x.limits.output {
+	for i := from; i < len(x.stack) && err == nil; i++ {
+		if x.out, err = appendText(x.out, x.stack[i]); err == nil && len(x.out) > x.limits.output {
 			err = errTemplateOutput
 		}
 	}
@@ -1005,26 +1093,35 @@ func sliceBounds(n int, b [3]value) (from, to, step int, err error) {
 	return clip(b[0], high), clip(b[1], low), step, nil
 }
 
-func (x *execution) comparison(n *tmplNode, s *tmplScope) (value, error) {
+func (x *execution) comparison(n *tmplNode, s *tmplScope) (bool, error) {
+	if p := x.peek(n.a, s); p != nil && p.kind == kindString && len(n.ops) == 1 && n.args[0].kind == exprConst && n.args[0].v.kind == kindString {
+		// The usual case, a text and a constant.
+		switch text := n.args[0].v.str; n.ops[0] {
+		case "==":
+			return p.str == text, x.step(2 + len(text)/256)
+		case "!=":
+			return p.str != text, x.step(2 + len(text)/256)
+		}
+	}
 	a, err := x.eval(n.a, s)
 	if err != nil {
-		return a, err
+		return false, err
 	}
 	for i, op := range n.ops {
 		b, err := x.eval(n.args[i], s)
 		if err != nil {
-			return b, err
+			return false, err
 		}
 		if err := x.step(1 + (len(a.str)+len(b.str))/256); err != nil {
-			return b, err
+			return false, err
 		}
 		ok, err := x.holds(op, a, b)
 		if err != nil || !ok {
-			return boolValue(false), err
+			return false, err
 		}
 		a = b
 	}
-	return boolValue(true), nil
+	return true, nil
 }
 
 func (x *execution) holds(op string, a, b value) (bool, error) {

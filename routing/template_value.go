@@ -117,21 +117,25 @@ const manyKeys = 12
 
 func (d *dictValue) find(key value) int {
 	if key.kind == kindString {
-		if d.index != nil {
-			if i, ok := d.index[key.str]; ok {
-				return i
-			}
-			return -1
+		return d.findText(key.str)
+	}
+	for i := range d.keys {
+		if equal(d.keys[i], key) {
+			return i
 		}
-		for i := range d.keys {
-			if d.keys[i].kind == kindString && d.keys[i].str == key.str {
-				return i
-			}
+	}
+	return -1
+}
+
+func (d *dictValue) findText(key string) int {
+	if d.index != nil {
+		if i, ok := d.index[key]; ok {
+			return i
 		}
 		return -1
 	}
 	for i := range d.keys {
-		if equal(d.keys[i], key) {
+		if k := &d.keys[i]; len(k.str) == len(key) && k.kind == kindString && k.str == key {
 			return i
 		}
 	}
@@ -145,7 +149,12 @@ func (d *dictValue) get(key value) (value, bool) {
 	return value{}, false
 }
 
-func (d *dictValue) text(key string) (value, bool) { return d.get(stringValue(key)) }
+func (d *dictValue) text(key string) (value, bool) {
+	if i := d.findText(key); i >= 0 {
+		return d.vals[i], true
+	}
+	return value{}, false
+}
 
 func (d *dictValue) set(key, v value) {
 	if i := d.find(key); i >= 0 {
@@ -569,22 +578,28 @@ func sortBy(order []int, key func(int) value) error {
 }
 
 // parseValue reads JSON as Python's json.loads does: keys in order, the last of
-// equal ones counts, NaN and Infinity are numbers. Strings alias data's copy s.
+// equal ones counts, NaN and Infinity are numbers. Strings alias s where they can.
 func parseValue(s string) (value, error) {
 	p := valueParser{s: s}
+	return p.whole()
+}
+
+// whole reads all of the text.
+func (p *valueParser) whole() (value, error) {
 	v, err := p.value(0)
 	if err != nil {
 		return v, err
 	}
-	if p.space(); p.i < len(s) {
+	if p.space(); p.i < len(p.s) {
 		return v, p.fail("more than one value")
 	}
 	return v, nil
 }
 
 type valueParser struct {
-	s string
-	i int
+	s        string
+	i        int
+	messages func(*valueParser) (value, error) // reads the list of that name at the top; may be nil
 }
 
 func (p *valueParser) fail(what string) error {
@@ -597,9 +612,14 @@ func (p *valueParser) space() {
 	}
 }
 
-func (p *valueParser) take(c byte) bool {
+// next reports whether c comes next.
+func (p *valueParser) next(c byte) bool {
 	p.space()
-	if p.i < len(p.s) && p.s[p.i] == c {
+	return p.i < len(p.s) && p.s[p.i] == c
+}
+
+func (p *valueParser) take(c byte) bool {
+	if p.next(c) {
 		p.i++
 		return true
 	}
@@ -633,7 +653,12 @@ func (p *valueParser) value(depth int) (value, error) {
 			if !p.take(':') {
 				return none, p.fail("a colon is missing")
 			}
-			v, err := p.value(depth + 1)
+			var v value
+			if depth == 0 && p.messages != nil && key == "messages" {
+				v, err = p.messages(p)
+			} else {
+				v, err = p.value(depth + 1)
+			}
 			if err != nil {
 				return none, err
 			}

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"unicode/utf8"
 
 	"go.uber.org/zap"
 )
@@ -42,6 +41,7 @@ type localTokenizer struct {
 	rules     chatRules
 	limits    templateLimits
 	cache     *tokenCache
+	heads     *conversations
 	pool      localPool
 }
 
@@ -111,8 +111,11 @@ func (t *localTokenizer) tokens(r *Request) error {
 	if len(w.bpe.out) == 0 {
 		return unsupported("a prompt without tokens")
 	}
-	r.Tokens = append(r.Tokens[:0], w.bpe.out...)
+	r.Tokens, w.bpe.out = w.bpe.out, r.Tokens[:0]
 	r.Ends = append(r.Ends[:0], w.ends...)
+	if r.API == APIChat {
+		r.head = tokenHead{w.head.known, int(w.head.cut.tokens), w.head.learned}
+	}
 	return nil
 }
 
@@ -132,20 +135,13 @@ func (t *localTokenizer) texts(r *Request) []string {
 
 // encodeBody puts the tokens of a body's prompts into w.
 func (t *localTokenizer) encodeBody(w *localWorker, api API, data []byte) error {
-	body, err := parseValue(string(data))
+	p := valueParser{s: viewOf(data)} // no value outlives the request
+	if api == APIChat {
+		return t.encodeChat(w, &p, data)
+	}
+	body, err := p.whole()
 	if err != nil {
 		return unsupported("%v", err)
-	}
-	if api == APIChat {
-		in, special, err := t.rules.chatOf(body)
-		if err != nil {
-			return err
-		}
-		text, err := t.templates.render(&w.run, in)
-		if err != nil {
-			return err
-		}
-		return t.encode(w, text, special)
 	}
 	if !body.isDict() {
 		return unsupported("the body is no object")
@@ -176,12 +172,39 @@ func (t *localTokenizer) encodeBody(w *localWorker, api API, data []byte) error 
 	return nil
 }
 
+// encodeChat puts the tokens of a chat into w.
+func (t *localTokenizer) encodeChat(w *localWorker, p *valueParser, data []byte) error {
+	h := &w.head
+	h.begin(t.heads, data)
+	p.messages = h.read
+	body, err := p.whole()
+	if err != nil {
+		return unsupported("%v", err)
+	}
+	in, special, err := t.rules.chatOf(body, h.messages())
+	if err != nil {
+		return err
+	}
+	text, err := t.templates.render(&w.run, in)
+	if err != nil {
+		return err
+	}
+	from := h.recall(w.bpe, text, special, t.bpe.guard)
+	text = w.wellFormed(text, h.shared)
+	if w.keep {
+		w.texts = append(w.texts, string(text))
+	}
+	if err := t.bpe.encodeFrom(w.bpe, text, from, special); err != nil {
+		return err
+	}
+	w.ends = append(w.ends, len(w.bpe.out))
+	h.learn(w.bpe, in.read, text, special, t.bpe.guard)
+	return nil
+}
+
 // encode appends the tokens of one prompt.
 func (t *localTokenizer) encode(w *localWorker, text []byte, special bool) error {
-	if !utf8.Valid(text) {
-		w.valid = wellFormed(w.valid, text)
-		text = w.valid
-	}
+	text = w.wellFormed(text, 0)
 	if w.keep {
 		w.texts = append(w.texts, string(text))
 	}
@@ -196,6 +219,7 @@ func (t *localTokenizer) encode(w *localWorker, text []byte, special bool) error
 type localWorker struct {
 	bpe   *bpeWorker
 	run   execution
+	head  headReader
 	text  []byte
 	valid []byte
 	ends  []int
@@ -235,7 +259,8 @@ func (p *localPool) give(w *localWorker) {
 		w.run = execution{now: w.run.now, limits: w.run.limits}
 		w.text, w.valid = nil, nil
 	}
-	w.run.free = nil // they hold values of the request
+	w.run.free, w.run.stack = nil, nil // they hold values of the request
+	w.head.forget()
 	w.bpe.matcher.s = nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,7 +302,7 @@ func (b *builder) makeLocal(e *Estimator, p localParams, render *renderTokenizer
 	if err != nil {
 		return nil, at("chatTemplate")("give a template that can be read", "%v", err)
 	}
-	t := &localTokenizer{fleet: b.fleet, estimate: e, render: render, models: p.Models, limits: defaultTemplateLimits, whyNot: unsupported("a chat: there is no template")}
+	t := &localTokenizer{fleet: b.fleet, estimate: e, render: render, models: p.Models, limits: defaultTemplateLimits, heads: &conversations{seed: b.seed ^ indexPlacementKey}, whyNot: unsupported("a chat: there is no template")}
 	var config *tokenizerConfig
 	if configData != nil {
 		if config, err = parseTokenizerConfig(configData); err != nil {

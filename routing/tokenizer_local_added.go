@@ -89,9 +89,10 @@ func (s *addedSet) find(text []byte, i int) (*addedToken, int) {
 }
 
 // each calls text for what lies between added tokens and token for these, in
-// their order. Ends of what was stripped overlap as in the reference.
-func (s *addedSet) each(b []byte, text func([]byte, int), token func(*addedToken)) {
-	done, from := 0, 0
+// their order, from a place on. Ends of what was stripped overlap as in the reference.
+// It says of a token where it starts, -1 when what follows may depend on what stood before.
+func (s *addedSet) each(b []byte, from int, text func([]byte, int), token func(t *addedToken, at int)) {
+	done := from
 	for {
 		t, start := s.find(b, from)
 		if t == nil {
@@ -99,6 +100,10 @@ func (s *addedSet) each(b []byte, text func([]byte, int), token func(*addedToken
 		}
 		end := start + len(t.Content)
 		from = end
+		at := start
+		if t.LStrip || done > start {
+			at = -1
+		}
 		if t.SingleWord {
 			before, _ := utf8.DecodeLastRune(b[:start])
 			after, _ := utf8.DecodeRune(b[end:])
@@ -128,7 +133,7 @@ func (s *addedSet) each(b []byte, text func([]byte, int), token func(*addedToken
 		if done < start {
 			text(b[done:start], done)
 		}
-		token(t)
+		token(t, at)
 		done = end
 	}
 	if done < len(b) {

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"kvgate/kvindex"
 )
 
 // benchTokenizer is the tokenizer that the benchmarks use: that of the folder in
@@ -92,7 +95,7 @@ func benchLocal(b testing.TB, dir string) *localTokenizer {
 		b.Fatal(err)
 	}
 	t := &localTokenizer{
-		fleet: NewFleet(time.Now, time.Second, zap.NewNop()), estimate: estimate, limits: defaultTemplateLimits, cache: newTokenCache(1),
+		fleet: NewFleet(time.Now, time.Second, zap.NewNop()), estimate: estimate, limits: defaultTemplateLimits, cache: newTokenCache(1), heads: &conversations{seed: 1},
 		bpe: loadTokenizer(b, filepath.Join(dir, "tokenizer.json")), templates: loadTemplates(b, dir),
 	}
 	t.rules.format = t.templates.plain.detectFormat()
@@ -100,32 +103,56 @@ func benchLocal(b testing.TB, dir string) *localTokenizer {
 }
 
 // BenchmarkLocalNextTurn is the next turn of a conversation of 100 KB of which all but
-// the last two messages were seen before: parsing, rendering and tokens.
+// the last two messages were seen before, all that is done for it: reading the body,
+// rendering, tokens, and the keys of its blocks. No body comes twice.
 func BenchmarkLocalNextTurn(b *testing.B) {
-	t := benchLocal(b, benchDir())
-	var r Request
-	run := func(body []byte) int {
-		r.Reset()
-		r.API, r.Body = APIChat, body
-		if err := r.Parse(); err != nil {
-			b.Fatal(err)
-		}
-		t.Tokenize(&r)
-		if r.Source != TokensLocal {
-			b.Fatalf("got tokens %s, want local", r.Source)
-		}
-		return len(r.Tokens) / 4
+	f := func(algorithm string) {
+		b.Run(algorithm, func(b *testing.B) {
+			t := benchLocal(b, benchDir())
+			keys, err := kvindex.NewKeys(algorithm, "", 16)
+			if err != nil {
+				b.Fatal(err)
+			}
+			p := &preciseProducer{index: &preciseIndex{keys: keys}}
+			var r Request
+			var ch chain
+			run := func(body []byte) {
+				r.Reset()
+				r.API, r.Body = APIChat, body
+				if err := r.Parse(); err != nil {
+					b.Fatal(err)
+				}
+				t.Tokenize(&r)
+				ch.reset()
+				p.Prepare(&r, &ch)
+				if r.Source != TokensLocal || len(ch.hashes) != len(r.Tokens)/bytesPerToken/16 {
+					b.Fatalf("got tokens %s and %d keys, want local and %d", r.Source, len(ch.hashes), len(r.Tokens)/bytesPerToken/16)
+				}
+			}
+			const chats, turns = 16, 20
+			bodies := make([][turns][]byte, chats)
+			for i := range bodies {
+				for k := range turns {
+					body := turnsBody(b, 100_000, 2*k)
+					bodies[i][k] = bytes.Replace(body, []byte("helpful"), []byte("helpful "+time.Duration(i).String()), 1)
+				}
+			}
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				at := n % (chats * (turns - 1))
+				if at == 0 {
+					b.StopTimer()
+					t.heads, t.cache.sets, t.cache.bytes = &conversations{seed: 1}, [tokenSets][tokenWays]tokenEntry{}, 0
+					for i := range bodies {
+						run(bodies[i][0])
+					}
+					b.StartTimer()
+				}
+				run(bodies[at%chats][1+at/chats])
+			}
+			b.ReportMetric(float64(len(r.Tokens)/bytesPerToken), "tokens")
+		})
 	}
-	run(turnsBody(b, 100_000, 0))
-	next := make([][]byte, 64)
-	for i := range next {
-		next[i] = append([]byte{}, turnsBody(b, 100_000, 2)...)
-		next[i] = []byte(strings.Replace(string(next[i]), `"}]`, time.Duration(i).String()+`"}]`, 1))
-	}
-	b.ReportAllocs()
-	n := 0
-	for i := 0; b.Loop(); i++ {
-		n = run(next[i%len(next)])
-	}
-	b.ReportMetric(float64(n), "tokens")
+	f(kvindex.CBORFNV)
+	f(kvindex.XXH64)
 }

@@ -100,6 +100,7 @@ type bpeWorker struct {
 	next  []int32
 	heap  []uint64
 	out   []byte // little-endian tokens
+	cuts  []textCut
 
 	text     [2][]byte // normalized
 	segments [][]segment

@@ -19,11 +19,12 @@ type chatTemplates struct {
 
 // chatInput is what a template is given.
 type chatInput struct {
-	messages value // list of dicts
-	tools    value // list, or none
-	docs     value // list, or none
-	generate bool  // add_generation_prompt
-	resume   bool  // continue_final_message
+	read     []value // the messages as they were read
+	messages value   // those for the template: a list of dicts
+	tools    value   // list, or none
+	docs     value   // list, or none
+	generate bool    // add_generation_prompt
+	resume   bool    // continue_final_message
 	extra    []namedValue
 }
 

@@ -138,6 +138,7 @@ type templateToken struct {
 type bpeTokenizer struct {
 	classes     *runeClasses
 	added       *addedSet // looked for in the text as it is
+	guard       int       // bytes behind the start of an added token that decide on it and on those before
 	addedNormal *addedSet // looked for in the normalized text
 	normalizers []normalizer
 	splits      []split
@@ -301,6 +302,9 @@ func (t *bpeTokenizer) addTokens(tokens []addedToken) error {
 		}
 	}
 	t.added, t.addedNormal = newAddedSet(plain), newAddedSet(normal)
+	for _, a := range plain {
+		t.guard = max(t.guard, len(a.Content)+2*utf8.UTFMax) // the character behind, and one that may have been cut
+	}
 	return nil
 }
 

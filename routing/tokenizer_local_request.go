@@ -57,8 +57,9 @@ var reservedArgs = []string{
 }
 
 // chatOf reads a chat as vLLM does: what its protocol makes of the body, and what its
-// renderer makes of that. special says that tokens go around the text.
-func (rules *chatRules) chatOf(body value) (in *chatInput, special bool, err error) {
+// renderer makes of that. The body's messages come behind known ones, which the rules
+// have made before. special says that tokens go around the text.
+func (rules *chatRules) chatOf(body value, known []value) (in *chatInput, special bool, err error) {
 	if !body.isDict() {
 		return nil, false, unsupported("the body is no object")
 	}
@@ -90,8 +91,15 @@ func (rules *chatRules) chatOf(body value) (in *chatInput, special bool, err err
 	if err := rules.arguments(d, in); err != nil {
 		return nil, false, err
 	}
-	in.messages, err = rules.conversation(d.field("messages"))
-	return in, special, err
+	if in.read, err = rules.conversation(d.field("messages"), known); err != nil {
+		return in, special, err
+	}
+	messages := in.read
+	if !rules.developer && slices.ContainsFunc(messages, isDeveloper) {
+		messages = withoutDevelopers(messages)
+	}
+	in.messages = listValue(messages)
+	return in, special, nil
 }
 
 // arguments merges chat_template_kwargs: the server's, the request's, and what fields
@@ -220,30 +228,28 @@ func requestTools(v value) (value, error) {
 	return listValue(out), nil
 }
 
-// conversation turns the messages of a request into those that templates are given.
-func (rules *chatRules) conversation(v value) (value, error) {
-	if !v.isList() || len(v.list()) == 0 {
-		return v, unsupported("messages is no list, or empty")
+// conversation appends the messages of a request, as templates are given them, to known ones.
+func (rules *chatRules) conversation(v value, known []value) ([]value, error) {
+	if !v.isList() || len(known)+len(v.list()) == 0 {
+		return nil, unsupported("messages is no list, or empty")
 	}
-	out := make([]value, 0, len(v.list()))
-	developer := false
+	out := slices.Grow(known, len(v.list()))
 	for _, m := range v.list() {
 		if !m.isDict() {
-			return v, unsupported("a message is no object")
+			return nil, unsupported("a message is no object")
 		}
 		d, err := rules.message(m.dict())
 		if err != nil {
-			return v, err
-		}
-		if role, _ := d.text("role"); role.str == "developer" {
-			developer = true
+			return nil, err
 		}
 		out = append(out, dictOf(d))
 	}
-	if developer && !rules.developer {
-		out = withoutDevelopers(out)
-	}
-	return listValue(out), nil
+	return out, nil
+}
+
+func isDeveloper(m value) bool {
+	role, _ := m.dict().text("role")
+	return role.str == "developer"
 }
 
 func (rules *chatRules) message(m *dictValue) (*dictValue, error) {

@@ -505,16 +505,28 @@ func (p *split) segments(w *bpeWorker, s []byte, out []segment) ([]segment, erro
 // encode appends the tokens of a text to w.out, with those that special tokens add
 // around it. The error says that a pattern took too long.
 func (t *bpeTokenizer) encode(w *bpeWorker, text []byte, special bool) error {
-	if special {
+	w.cuts = w.cuts[:0]
+	return t.encodeFrom(w, text, 0, special)
+}
+
+// encodeFrom is encode for a text whose tokens up to from, a place in w.cuts of the same
+// text before, are in w.out.
+func (t *bpeTokenizer) encodeFrom(w *bpeWorker, text []byte, from int, special bool) error {
+	if special && from == 0 {
 		w.ids = append(w.ids[:0], t.before...)
 		w.emit()
 	}
 	var err error
-	t.added.each(text, func(s []byte, at int) {
+	t.added.each(text, from, func(s []byte, at int) {
 		if err == nil {
 			err = t.encodePiece(w, s, at == 0)
 		}
-	}, func(a *addedToken) { w.one(a.ID) })
+	}, func(a *addedToken, at int) {
+		if at > 0 {
+			w.cuts = append(w.cuts, textCut{int32(at), int32(len(w.out))})
+		}
+		w.one(a.ID)
+	})
 	if special {
 		w.ids = append(w.ids[:0], t.after...)
 		w.emit()
@@ -554,10 +566,10 @@ func (t *bpeTokenizer) encodeNew(w *bpeWorker, s []byte, first bool) error {
 	if len(t.addedNormal.tokens) == 0 {
 		return t.pieces(w, s, 0, first)
 	}
-	t.addedNormal.each(s, func(s []byte, at int) {
+	t.addedNormal.each(s, 0, func(s []byte, at int) {
 		if err == nil {
 			err = t.pieces(w, s, 0, first && at == 0)
 		}
-	}, func(a *addedToken) { w.one(a.ID) })
+	}, func(a *addedToken, _ int) { w.one(a.ID) })
 	return err
 }
