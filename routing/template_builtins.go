@@ -10,6 +10,9 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/cases"
+	"golang.org/x/text/language"
 )
 
 // global returns a function that every template has, or what is undefined.
@@ -28,7 +31,7 @@ func (x *execution) global(name string) value {
 	case "raise_exception":
 		return funcOf(name, func(_ *execution, args []value, named []namedValue) (value, error) {
 			v, _ := argument(args, named, 0, "message")
-			text, err := appendText(nil, v)
+			text, err := appendText(nil, v, maxRefusal)
 			if err != nil {
 				return v, err
 			}
@@ -61,6 +64,9 @@ func (x *execution) global(name string) value {
 	}
 	return value{}
 }
+
+// maxRefusal bounds what raise_exception says of a value that is no string, in bytes.
+const maxRefusal = 1 << 16
 
 // argument returns an argument by place or name.
 func argument(args []value, named []namedValue, i int, name string) (value, bool) {
@@ -135,11 +141,16 @@ func rangeOf(x *execution, args []value, named []namedValue) (value, error) {
 		return value{}, errors.New("a step of 0")
 	}
 	var out []value
-	for i := from; step > 0 && i < to || step < 0 && i > to; i += step {
+	for i := from; step > 0 && i < to || step < 0 && i > to; {
 		if len(out) >= maxRange {
 			return value{}, errors.New("the range is too large")
 		}
 		out = append(out, intValue(i))
+		next := i + step
+		if (next > i) != (step > 0) {
+			break // beyond 64 bits, and so beyond the bound
+		}
+		i = next
 	}
 	if err := x.made(48 * len(out)); err != nil {
 		return value{}, err
@@ -247,7 +258,7 @@ func (x *execution) textOf(v value) (string, error) {
 	if v.kind == kindString {
 		return v.str, nil
 	}
-	b, err := appendText(nil, v)
+	b, err := appendText(nil, v, x.limits.memory)
 	if err == nil {
 		err = x.made(len(b))
 	}
@@ -291,9 +302,9 @@ func tmplFilter(name string) filterFunc {
 			return stringValue(strings.TrimFunc(s, isPythonSpace)), nil
 		}
 	case "upper":
-		return onText(strings.ToUpper)
+		return onText(toUpper)
 	case "lower":
-		return onText(strings.ToLower)
+		return onText(toLower)
 	case "capitalize":
 		return onText(capitalize)
 	case "title":
@@ -434,7 +445,10 @@ func tmplFilter(name string) filterFunc {
 					}
 				}
 				if key.kind == kindString && !exact.truth() {
-					key = stringValue(strings.ToLower(key.str))
+					key = stringValue(toLower(key.str))
+				}
+				if !key.isKey() {
+					return v, fmt.Errorf("of a %s", kindNames[key.kind])
 				}
 				if err := x.step(1 + len(seen.keys)/64); err != nil {
 					return v, err
@@ -483,16 +497,19 @@ func tmplFilter(name string) filterFunc {
 				return value{}, err
 			}
 			best := items[0]
-			for _, item := range items[1:] {
-				c, err := compare(item, best)
-				if err != nil {
-					return v, err
+			err = x.metered(func(m *meter) error {
+				for _, item := range items[1:] {
+					c, err := m.compare(item, best)
+					if err != nil {
+						return err
+					}
+					if c != 0 && (c < 0) == (name == "min") {
+						best = item
+					}
 				}
-				if c != 0 && (c < 0) == (name == "min") {
-					best = item
-				}
-			}
-			return best, x.step(len(items))
+				return nil
+			})
+			return best, err
 		}
 	case "sum":
 		return func(x *execution, v value, args []value, named []namedValue) (value, error) {
@@ -642,59 +659,141 @@ func (x *execution) pairs(d *dictValue) (value, error) {
 
 func capitalize(s string) string {
 	_, n := utf8.DecodeRuneInString(s)
-	return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
+	if onlyASCII(s) {
+		return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
+	}
+	return titleOf(s[:n]) + lowerBehind(s, n)
 }
 
 // jinjaTitle capitalizes the words between blanks, hyphens and brackets.
 func jinjaTitle(s string) string {
 	var b strings.Builder
-	start := true
-	for _, r := range s {
-		switch {
-		case isPythonSpace(r) || strings.ContainsRune("-({[<", r):
-			b.WriteRune(r)
-			start = true
-		case start:
-			b.WriteString(strings.ToUpper(string(r)))
-			start = false
-		default:
-			b.WriteString(strings.ToLower(string(r)))
+	for s != "" {
+		n := strings.IndexFunc(s, func(r rune) bool { return isPythonSpace(r) || strings.ContainsRune("-({[<", r) })
+		if n == 0 {
+			_, n = utf8.DecodeRuneInString(s)
+			b.WriteString(s[:n])
+		} else {
+			if n < 0 {
+				n = len(s)
+			}
+			_, first := utf8.DecodeRuneInString(s)
+			b.WriteString(toUpper(s[:first]))
+			b.WriteString(toLower(s[first:n]))
 		}
+		s = s[n:]
 	}
 	return b.String()
 }
 
 // pythonTitle capitalizes every letter behind what is no letter.
 func pythonTitle(s string) string {
+	var b strings.Builder
 	in := false
-	return strings.Map(func(r rune) rune {
+	for i, r := range s {
 		was := in
-		in = unicode.IsLetter(r)
+		in = isLetterCase(r)
+		c := s[i : i+max(utf8.RuneLen(r), 1)]
 		switch {
-		case !in:
-			return r
+		case was && in:
+			b.WriteString(lowerAt(s, i))
 		case was:
-			return unicode.ToLower(r)
+			b.WriteString(toLower(c))
+		default:
+			b.WriteString(titleOf(c))
 		}
-		return unicode.ToTitle(r)
-	}, s)
+	}
+	return b.String()
 }
+
+// toUpper is Python's str.upper: of more than one character for some.
+func toUpper(s string) string {
+	if onlyASCII(s) {
+		return strings.ToUpper(s)
+	}
+	c := cases.Upper(language.Und)
+	return c.String(s)
+}
+
+// toLower is Python's str.lower.
+func toLower(s string) string {
+	if onlyASCII(s) {
+		return strings.ToLower(s)
+	}
+	return lowerBehind(s, 0)
+}
+
+// lowerBehind returns s from a place on in lower case, a final sigma as it stands in s.
+func lowerBehind(s string, from int) string {
+	var b strings.Builder
+	for i := from; i < len(s); {
+		b.WriteString(lowerAt(s, i))
+		_, n := utf8.DecodeRuneInString(s[i:])
+		i += n
+	}
+	return b.String()
+}
+
+// lowerAt returns the character at a place in lower case.
+func lowerAt(s string, i int) string {
+	r, n := utf8.DecodeRuneInString(s[i:])
+	switch {
+	case r == 'İ':
+		return "i\u0307"
+	case r == 'Σ' && isFinal(s, i, i+n):
+		return "ς"
+	case r == utf8.RuneError && n == 1:
+		return s[i : i+1]
+	}
+	return string(unicode.ToLower(r))
+}
+
+// isFinal reports whether what stands from i to j has a letter with a case before it, and
+// none behind, leaving out what case does not see (Unicode Standard 3.13, Final_Sigma).
+func isFinal(s string, i, j int) bool {
+	before := strings.TrimRightFunc(s[:i], isCaseIgnorable)
+	r, n := utf8.DecodeLastRuneInString(before)
+	if n == 0 || !isLetterCase(r) {
+		return false
+	}
+	r, n = utf8.DecodeRuneInString(strings.TrimLeftFunc(s[j:], isCaseIgnorable))
+	return n == 0 || !isLetterCase(r)
+}
+
+func isCaseIgnorable(r rune) bool {
+	return unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) || strings.ContainsRune("'.:·\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a", r)
+}
+
+// isLetterCase reports whether a character is upper, lower or title case.
+func isLetterCase(r rune) bool { return isUpper(r) || isLower(r) || unicode.IsTitle(r) }
+
+func isUpper(r rune) bool { return unicode.IsUpper(r) || unicode.Is(unicode.Other_Uppercase, r) }
+func isLower(r rune) bool { return unicode.IsLower(r) || unicode.Is(unicode.Other_Lowercase, r) }
+
+// titleOf returns one character in title case.
+func titleOf(s string) string {
+	c := cases.Title(language.Und, cases.NoLower)
+	return c.String(s)
+}
+
+// maxIndent bounds the indent of tojson, in bytes.
+const maxIndent = 1000
 
 func filterJSON(x *execution, v value, args []value, named []namedValue) (value, error) {
 	// In the order of transformers' own filter.
 	if err := only(args, named, "ensure_ascii", "indent", "separators", "sort_keys"); err != nil {
 		return v, err
 	}
-	style := jsonStyle{item: ", ", key: ": "}
+	style := jsonStyle{item: ", ", key: ": ", limit: x.limits.memory}
 	if a, ok := argument(args, named, 0, "ensure_ascii"); ok {
 		style.ascii = a.truth()
 	}
 	if a, ok := argument(args, named, 1, "indent"); ok && a.kind != kindNone {
 		style.pretty, style.item = true, ","
 		switch {
-		case a.kind == kindString:
+		case a.kind == kindString && len(a.str) <= maxIndent:
 			style.indent = a.str
-		case a.isNumber() && a.kind != kindFloat && a.str == "" && a.int() <= 1000:
+		case a.isNumber() && a.kind != kindFloat && a.str == "" && a.int() <= maxIndent:
 			style.indent = strings.Repeat(" ", max(a.int(), 0))
 		default:
 			return v, errors.New("indent must be a number or a str")
@@ -740,7 +839,7 @@ func filterJoin(x *execution, v value, args []value, named []namedValue) (value,
 		if i > 0 {
 			out = append(out, glue...)
 		}
-		if out, err = appendText(out, item); err != nil {
+		if out, err = appendText(out, item, x.limits.memory); err != nil {
 			return v, err
 		}
 		if len(out) > x.limits.memory {
@@ -803,7 +902,7 @@ func (x *execution) sorted(items []value, key func(value) (value, error), exact,
 			return value{}, err
 		}
 		if keys[i].kind == kindString && !exact {
-			keys[i] = stringValue(strings.ToLower(keys[i].str))
+			keys[i] = stringValue(toLower(keys[i].str))
 		}
 	}
 	if err := x.step(20 * len(items)); err != nil {
@@ -812,7 +911,7 @@ func (x *execution) sorted(items []value, key func(value) (value, error), exact,
 	if back { // a stable sort backwards keeps the order of equals
 		slices.Reverse(order)
 	}
-	if err := sortBy(order, func(i int) value { return keys[i] }); err != nil {
+	if err := x.metered(func(m *meter) error { return m.sortBy(order, func(i int) value { return keys[i] }) }); err != nil {
 		return value{}, err
 	}
 	if back {
@@ -950,7 +1049,11 @@ func filterGroup(x *execution, v value, args []value, named []namedValue) (value
 		if err != nil {
 			return v, err
 		}
-		if group != nil && !equal(foldedKey(k), foldedKey(key)) {
+		same, err := x.equal(foldedKey(k), foldedKey(key))
+		if err != nil {
+			return v, err
+		}
+		if group != nil && !same {
 			out = append(out, tupleValue(key, listValue(group)))
 			group = nil
 		}
@@ -967,7 +1070,7 @@ func filterGroup(x *execution, v value, args []value, named []namedValue) (value
 
 func foldedKey(v value) value {
 	if v.kind == kindString {
-		return stringValue(strings.ToLower(v.str))
+		return stringValue(toLower(v.str))
 	}
 	return v
 }
@@ -1049,7 +1152,7 @@ func filterIndent(x *execution, v value, args []value, named []namedValue) (valu
 	}
 	first, _ := argument(args, named, 1, "first")
 	blank, _ := argument(args, named, 2, "blank")
-	if lines := strings.Count(s, "\n") + 1; len(width) > 0 && lines > x.limits.memory/len(width) {
+	if lines := strings.Count(s, "\n") + 1; lines > x.limits.memory/max(len(width), 48) {
 		return v, errTemplateMemory
 	}
 	var b strings.Builder
@@ -1169,9 +1272,9 @@ func tmplTest(name string) func(x *execution, v value, args []value) (bool, erro
 	case "false":
 		return is(func(v value) bool { return v.kind == kindBool && v.num == 0 })
 	case "upper":
-		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, unicode.IsUpper, unicode.IsLower) })
+		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, isUpper, isLower) })
 	case "lower":
-		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, unicode.IsLower, unicode.IsUpper) })
+		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, isLower, isUpper) })
 	case "odd", "even":
 		return func(_ *execution, v value, _ []value) (bool, error) {
 			if v.kind != kindInt && v.kind != kindBool || v.str != "" {
@@ -1185,7 +1288,10 @@ func tmplTest(name string) func(x *execution, v value, args []value) (bool, erro
 			return !r.truth(), err
 		})
 	case "sameas":
-		return with(func(_ *execution, v, arg value) (bool, error) { return v.kind == arg.kind && equal(v, arg), nil })
+		return with(func(x *execution, v, arg value) (bool, error) {
+			same, err := x.equal(v, arg)
+			return same && v.kind == arg.kind, err
+		})
 	case "filter":
 		return is(func(v value) bool { return v.kind == kindString && tmplFilter(v.str) != nil })
 	case "test":
@@ -1196,5 +1302,5 @@ func tmplTest(name string) func(x *execution, v value, args []value) (bool, erro
 
 // isCased reports whether a text has letters of one case and none of the other.
 func isCased(s string, want, not func(rune) bool) bool {
-	return strings.IndexFunc(s, want) >= 0 && strings.IndexFunc(s, not) < 0
+	return strings.IndexFunc(s, want) >= 0 && strings.IndexFunc(s, not) < 0 && strings.IndexFunc(s, unicode.IsTitle) < 0
 }

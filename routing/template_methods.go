@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/cases"
 )
 
 // method returns a method of a str, a list or a dict. Those that would change a value
@@ -25,7 +27,11 @@ func method(v value, name string) (value, bool) {
 	if call == nil {
 		return value{}, false
 	}
-	return funcOf(name, call), true
+	cost := len(v.str) / 64
+	if v.isList() {
+		cost = len(v.list())
+	}
+	return value{kind: kindFunc, ref: &funcValue{name, cost, call}}, true
 }
 
 type methodFunc = func(x *execution, args []value, named []namedValue) (value, error)
@@ -84,7 +90,11 @@ func listMethod(list []value, name string) methodFunc {
 			}
 			n := 0
 			for i, v := range list {
-				if !equal(v, args[0]) {
+				same, err := x.equal(v, args[0])
+				if err != nil {
+					return value{}, err
+				}
+				if !same {
 					continue
 				}
 				if name == "index" {
@@ -95,7 +105,7 @@ func listMethod(list []value, name string) methodFunc {
 			if name == "index" {
 				return value{}, errors.New("is not in the list")
 			}
-			return intValue(n), x.step(len(list))
+			return intValue(n), nil
 		}
 	case "copy":
 		return func(x *execution, _ []value, _ []namedValue) (value, error) {
@@ -134,26 +144,46 @@ func textMethod(s, name string) methodFunc {
 	}
 	switch name {
 	case "upper":
-		return text(strings.ToUpper)
-	case "lower", "casefold":
-		return text(strings.ToLower)
+		return text(toUpper)
+	case "lower":
+		return text(toLower)
+	case "casefold":
+		return text(func(s string) string {
+			c := cases.Fold()
+			return c.String(s)
+		})
 	case "title":
 		return text(pythonTitle)
 	case "capitalize":
 		return text(capitalize)
 	case "swapcase":
 		return text(func(s string) string {
-			return strings.Map(func(r rune) rune {
-				if unicode.IsUpper(r) {
-					return unicode.ToLower(r)
+			var b strings.Builder
+			for i, r := range s {
+				switch c := s[i : i+max(utf8.RuneLen(r), 1)]; {
+				case isUpper(r):
+					b.WriteString(lowerAt(s, i))
+				case isLower(r):
+					b.WriteString(toUpper(c))
+				default:
+					b.WriteString(c)
 				}
-				return unicode.ToUpper(r)
-			}, s)
+			}
+			return b.String()
 		})
-	case "isdigit", "isdecimal":
-		return every(unicode.IsDigit)
-	case "isnumeric":
-		return every(unicode.IsNumber)
+	case "isdigit", "isdecimal", "isnumeric":
+		return plain(func() (value, error) {
+			for _, r := range s {
+				switch {
+				case unicode.Is(unicode.Nd, r):
+				case name != "isdecimal" && unicode.In(r, unicode.No, unicode.Nl, unicode.Han):
+					return value{}, fmt.Errorf("of %q is not supported", r) // some are, and some are not
+				default:
+					return boolValue(false), nil
+				}
+			}
+			return boolValue(s != ""), nil
+		})
 	case "isalpha":
 		return every(unicode.IsLetter)
 	case "isalnum":
@@ -161,9 +191,9 @@ func textMethod(s, name string) methodFunc {
 	case "isspace":
 		return every(isPythonSpace)
 	case "isupper":
-		return plain(func() (value, error) { return boolValue(isCased(s, unicode.IsUpper, unicode.IsLower)), nil })
+		return plain(func() (value, error) { return boolValue(isCased(s, isUpper, isLower)), nil })
 	case "islower":
-		return plain(func() (value, error) { return boolValue(isCased(s, unicode.IsLower, unicode.IsUpper)), nil })
+		return plain(func() (value, error) { return boolValue(isCased(s, isLower, isUpper)), nil })
 	case "isascii":
 		return plain(func() (value, error) { return boolValue(onlyASCII(s)), nil })
 	case "strip", "lstrip", "rstrip":
@@ -331,8 +361,12 @@ func (x *execution) split(s string, right bool, args []value, named []namedValue
 	}
 	sep, ok := argument(args, named, 0, "sep")
 	var parts []string
+	blanks := !ok || sep.kind == kindNone
+	if most := x.limits.memory / 48; blanks && len(s)/2 > most || !blanks && len(s) > most && strings.Count(s, sep.str) > most {
+		return value{}, errTemplateMemory
+	}
 	switch {
-	case !ok || sep.kind == kindNone:
+	case blanks:
 		if n >= 0 {
 			parts = splitSpaces(s, n, right)
 		} else {
@@ -471,7 +505,7 @@ func (x *execution) format(s string, args []value, named []namedValue) (value, e
 			return value{}, fmt.Errorf("the field {%s} is unknown or not supported", field)
 		}
 		var err error
-		if out, err = appendText(out, v); err != nil {
+		if out, err = appendText(out, v, x.limits.memory); err != nil {
 			return value{}, err
 		}
 		if len(out) > x.limits.memory {

@@ -200,10 +200,7 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 		if v.kind == kindString {
 			return flowOn, x.print(v.str)
 		}
-		if x.out, err = appendText(x.out, v); err == nil && len(x.out) > x.limits.output {
-			err = errTemplateOutput
-		}
-		return flowOn, n.wrap(err)
+		return flowOn, n.wrap(x.printValue(v))
 	case nodeIf:
 		ok, err := x.truth(n.a, s)
 		if err != nil {
@@ -226,7 +223,7 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 		s.keep()
 		v, err := x.call(n.a, s, []namedValue{{"caller", x.macro(n, s, nil)}})
 		if err == nil {
-			x.out, err = appendText(x.out, v)
+			err = x.printValue(v)
 		}
 		return flowOn, n.wrap(err)
 	case nodeFilter:
@@ -236,7 +233,7 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 		}
 		v, err := x.filtered(n.a, n.b, text, s)
 		if err == nil {
-			x.out, err = appendText(x.out, v)
+			err = x.printValue(v)
 		}
 		return flowOn, n.wrap(err)
 	case nodeWith:
@@ -278,6 +275,34 @@ func (x *execution) print(s string) error {
 	return nil
 }
 
+func (x *execution) printValue(v value) (err error) {
+	if x.out, err = appendText(x.out, v, x.limits.output); err == nil && len(x.out) > x.limits.output {
+		err = errTemplateOutput
+	}
+	return err
+}
+
+// equal is ==, its cost in steps.
+func (x *execution) equal(a, b value) (bool, error) {
+	m := meter{x.limits.steps - x.steps}
+	before := m.left
+	ok := m.equal(a, b, 0)
+	if m.left < 0 {
+		return false, errTemplateSteps
+	}
+	return ok, x.step(before - m.left)
+}
+
+// metered has f compare values, its cost in steps.
+func (x *execution) metered(f func(*meter) error) error {
+	m := meter{x.limits.steps - x.steps}
+	before := m.left
+	if err := f(&m); err != nil {
+		return err
+	}
+	return x.step(before - m.left)
+}
+
 // capture returns what a body prints.
 func (x *execution) capture(body []*tmplNode, s *tmplScope) (value, error) {
 	inner := x.scope(s)
@@ -315,10 +340,8 @@ func (x *execution) assign(n *tmplNode, s *tmplScope) error {
 		if v, err = x.capture(n.body, s); err == nil {
 			v, err = x.filtered(n.b, n.c, v, s)
 		}
-	} else if p := x.peek(n.b, s); p != nil {
-		v = *p
 	} else {
-		v, err = x.eval(n.b, s)
+		v, err = x.operand(n.b, s)
 	}
 	if err != nil {
 		return err
@@ -419,7 +442,7 @@ func (x *execution) loop(n *tmplNode, s *tmplScope) (flow, error) {
 		}
 		items = kept
 	}
-	l := &loopValue{items: items}
+	l, symbol := &loopValue{items: items}, x.t.syms["loop"]
 	for l.i = range items {
 		if inner.kept {
 			inner = x.scope(s)
@@ -427,7 +450,7 @@ func (x *execution) loop(n *tmplNode, s *tmplScope) (flow, error) {
 			inner.syms, inner.vals = inner.syms[:0], inner.vals[:0]
 		}
 		if n.loops {
-			inner.set(x.loopSymbol(), value{kind: kindLoop, ref: l})
+			inner.set(symbol, value{kind: kindLoop, ref: l})
 		}
 		if err := x.step(1); err != nil {
 			return flowOn, err
@@ -448,8 +471,6 @@ func (x *execution) loop(n *tmplNode, s *tmplScope) (flow, error) {
 	}
 	return flowOn, nil
 }
-
-func (x *execution) loopSymbol() int { return x.t.syms["loop"] }
 
 func (l *loopValue) attr(name string) (value, bool) {
 	n := len(l.items)
@@ -490,17 +511,23 @@ func (l *loopValue) attr(name string) (value, bool) {
 			return args[l.i%len(args)], nil
 		}), true
 	case "changed":
-		return funcOf("changed", func(_ *execution, args []value, _ []namedValue) (value, error) {
-			changed := !l.seen || !equal(listValue(args), listValue(l.last))
+		return funcOf("changed", func(x *execution, args []value, _ []namedValue) (value, error) {
+			same := false
+			if l.seen {
+				var err error
+				if same, err = x.equal(listValue(args), listValue(l.last)); err != nil {
+					return value{}, err
+				}
+			}
 			l.seen, l.last = true, args
-			return boolValue(changed), nil
+			return boolValue(!same), nil
 		}), true
 	}
 	return value{}, false
 }
 
 func funcOf(name string, call func(*execution, []value, []namedValue) (value, error)) value {
-	return value{kind: kindFunc, ref: &funcValue{name, call}}
+	return value{kind: kindFunc, ref: &funcValue{name: name, call: call}}
 }
 
 // macro returns a macro, or the caller of a call block, as a function.
@@ -570,10 +597,7 @@ func (x *execution) peek(n *tmplNode, s *tmplScope) *value {
 			}
 		}
 	case exprAttr:
-		if !n.plain {
-			return nil
-		}
-		if v := x.peek(n.a, s); v != nil && v.kind == kindDict {
+		if v := x.peek(n.a, s); v != nil && (v.kind == kindDict && n.plain || v.kind == kindNamespace) {
 			x.steps++
 			d := v.dict()
 			if i := d.findText(n.text); i >= 0 {
@@ -584,6 +608,14 @@ func (x *execution) peek(n *tmplNode, s *tmplScope) *value {
 		}
 	}
 	return nil
+}
+
+// operand is eval, by way of peek.
+func (x *execution) operand(n *tmplNode, s *tmplScope) (value, error) {
+	if v := x.peek(n, s); v != nil {
+		return *v, nil
+	}
+	return x.eval(n, s)
 }
 
 // truth is whether an expression is true.
@@ -604,10 +636,7 @@ func (x *execution) truth(n *tmplNode, s *tmplScope) (bool, error) {
 	case exprIs:
 		return x.is(n, s)
 	}
-	if v := x.peek(n, s); v != nil {
-		return v.truth(), nil
-	}
-	v, err := x.eval(n, s)
+	v, err := x.operand(n, s)
 	return v.truth(), err
 }
 
@@ -616,14 +645,9 @@ func (x *execution) is(n *tmplNode, s *tmplScope) (bool, error) {
 	if err := x.step(1); err != nil {
 		return false, err
 	}
-	var v value
-	if p := x.peek(n.a, s); p != nil {
-		v = *p
-	} else {
-		var err error
-		if v, err = x.eval(n.a, s); err != nil {
-			return false, err
-		}
+	v, err := x.operand(n.a, s)
+	if err != nil {
+		return false, err
 	}
 	args, err := x.evalAll(n.args, s)
 	if err != nil {
@@ -669,7 +693,7 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 			if err := x.made(128); err != nil {
 				return v, err
 			}
-			if k.kind == kindList || k.isDict() {
+			if !k.isKey() {
 				return v, fmt.Errorf("a %s cannot be a key", kindNames[k.kind])
 			}
 			d.set(k, v)
@@ -679,7 +703,7 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		if v := x.peek(n, s); v != nil {
 			return *v, nil
 		}
-		v, err := x.eval(n.a, s)
+		v, err := x.operand(n.a, s)
 		if err != nil {
 			return v, err
 		}
@@ -699,7 +723,7 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 	case exprCall:
 		return x.call(n, s, nil)
 	case exprPipe:
-		v, err := x.eval(n.a, s)
+		v, err := x.operand(n.a, s)
 		if err != nil {
 			return v, err
 		}
@@ -731,13 +755,16 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		if n.text == "+" {
 			return x.sum(n, s)
 		}
-		a, err := x.eval(n.a, s)
+		a, err := x.operand(n.a, s)
 		if err != nil {
 			return a, err
 		}
-		b, err := x.eval(n.b, s)
+		b, err := x.operand(n.b, s)
 		if err != nil {
 			return b, err
+		}
+		if n.text == "-" && a.kind == kindInt && b.kind == kindInt && a.str == "" && b.str == "" {
+			return intArithmetic("-", a.int(), b.int())
 		}
 		return x.binary(n.text, a, b)
 	case exprCompare:
@@ -765,7 +792,7 @@ func (x *execution) eval(n *tmplNode, s *tmplScope) (value, error) {
 		}
 		var out []byte
 		for _, v := range parts {
-			if out, err = appendText(out, v); err != nil {
+			if out, err = appendText(out, v, x.limits.memory); err != nil {
 				return value{}, err
 			}
 			if len(out) > x.limits.memory {
@@ -811,15 +838,11 @@ func (x *execution) added(parts []value) (v value, err error) {
 // terms puts values on the stack. size is that of their text, -1 when one of them is none.
 func (x *execution) terms(nodes []*tmplNode, s *tmplScope) (size int, err error) {
 	for _, n := range nodes {
-		if v := x.peek(n, s); v != nil {
-			x.stack = append(x.stack, *v)
-		} else {
-			v, err := x.eval(n, s)
-			if err != nil {
-				return 0, err
-			}
-			x.stack = append(x.stack, v)
+		v, err := x.operand(n, s)
+		if err != nil {
+			return 0, err
 		}
+		x.stack = append(x.stack, v)
 		if v := &x.stack[len(x.stack)-1]; v.kind != kindString {
 			size = -1
 		} else if size >= 0 {
@@ -845,14 +868,15 @@ func (x *execution) printSum(n *tmplNode, s *tmplScope) error {
 		x.stack = append(x.stack[:from], v)
 	}
 	for i := from; i < len(x.stack) && err == nil; i++ {
-		if x.out, err = appendText(x.out, x.stack[i]); err == nil && len(x.out) > x.limits.output {
-			err = errTemplateOutput
-		}
+		err = x.printValue(x.stack[i])
 	}
 	return err
 }
 
 func (x *execution) evalAll(nodes []*tmplNode, s *tmplScope) ([]value, error) {
+	if len(nodes) == 0 {
+		return nil, nil
+	}
 	out := make([]value, len(nodes))
 	for i, n := range nodes {
 		var err error
@@ -914,6 +938,13 @@ func (x *execution) call(n *tmplNode, s *tmplScope, more []namedValue) (value, e
 		return value{}, fmt.Errorf("a %s cannot be called", kindNames[f.kind])
 	}
 	fn := f.ref.(*funcValue)
+	cost := fn.cost
+	for i := range args {
+		cost += len(args[i].str) / 64
+	}
+	if err := x.step(cost); err != nil {
+		return value{}, err
+	}
 	v, err := fn.call(x, args, append(named, more...))
 	var refused *templateError
 	if err != nil && fn.name != "" && !errors.As(err, &refused) && !strings.HasPrefix(err.Error(), "template line ") {
@@ -1021,7 +1052,7 @@ func (x *execution) slice(n *tmplNode, s *tmplScope) (value, error) {
 		return stringValue(v.str[from:to]), nil
 	}
 	if !v.isList() && v.kind != kindString {
-		return value{}, nil // Python's error becomes an undefined value
+		return v, fmt.Errorf("a slice of a %s", kindNames[v.kind])
 	}
 	items, err := x.items(v)
 	if err != nil {
@@ -1103,12 +1134,12 @@ func (x *execution) comparison(n *tmplNode, s *tmplScope) (bool, error) {
 			return p.str != text, x.step(2 + len(text)/256)
 		}
 	}
-	a, err := x.eval(n.a, s)
+	a, err := x.operand(n.a, s)
 	if err != nil {
 		return false, err
 	}
 	for i, op := range n.ops {
-		b, err := x.eval(n.args[i], s)
+		b, err := x.operand(n.args[i], s)
 		if err != nil {
 			return false, err
 		}
@@ -1126,10 +1157,9 @@ func (x *execution) comparison(n *tmplNode, s *tmplScope) (bool, error) {
 
 func (x *execution) holds(op string, a, b value) (bool, error) {
 	switch op {
-	case "==":
-		return equal(a, b), nil
-	case "!=":
-		return !equal(a, b), nil
+	case "==", "!=":
+		same, err := x.equal(a, b)
+		return same == (op == "=="), err
 	case "in", "not in":
 		in, err := x.contains(b, a)
 		return in != (op == "not in"), err
@@ -1137,7 +1167,11 @@ func (x *execution) holds(op string, a, b value) (bool, error) {
 	if a.kind == kindUndefined || b.kind == kindUndefined {
 		return false, errors.New("an undefined value has no order")
 	}
-	c, err := compare(a, b)
+	c := 0
+	err := x.metered(func(m *meter) (err error) {
+		c, err = m.compare(a, b)
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
@@ -1161,13 +1195,13 @@ func (x *execution) contains(in, v value) (bool, error) {
 		return strings.Contains(in.str, v.str), nil
 	case kindList, kindTuple:
 		for _, item := range in.list() {
-			if equal(item, v) {
-				return true, nil
+			if same, err := x.equal(item, v); same || err != nil {
+				return same, err
 			}
 		}
-		return false, x.step(len(in.list()))
+		return false, nil
 	case kindDict:
-		if v.kind == kindList || v.isDict() {
+		if !v.isKey() {
 			return false, fmt.Errorf("a %s cannot be a key", kindNames[v.kind])
 		}
 		return in.dict().find(v) >= 0, nil
@@ -1298,7 +1332,9 @@ func (x *execution) repeat(v value, n int) (value, error) {
 		return x.text(strings.Repeat(v.str, n))
 	}
 	list := v.list()
-	if len(list) > 0 && n > x.limits.memory/(48*len(list)) {
+	if len(list) == 0 {
+		n = 0
+	} else if n > x.limits.memory/(48*len(list)) {
 		return value{}, errTemplateMemory
 	}
 	if err := x.made(48 * n * len(list)); err != nil {
@@ -1334,9 +1370,9 @@ func (x *execution) percent(format string, v value) (value, error) {
 		var err error
 		switch a := args[0]; format[i] {
 		case 's':
-			out, err = appendText(out, a)
+			out, err = appendText(out, a, x.limits.memory)
 		case 'r':
-			out, err = appendRepr(out, a, 0)
+			out, err = appendRepr(out, a, len(out)+x.limits.memory, 0)
 		case 'c':
 			switch {
 			case a.kind == kindInt && a.str == "" && a.int() >= 0 && a.int() <= utf8.MaxRune:
@@ -1356,10 +1392,13 @@ func (x *execution) percent(format string, v value) (value, error) {
 				if a.kind == kindBool {
 					a.kind = kindInt
 				}
-				out, err = appendRepr(out, a, 0)
+				out, err = appendRepr(out, a, len(out)+x.limits.memory, 0)
 			}
 		default:
 			err = fmt.Errorf("%%%c is not supported", format[i])
+		}
+		if err == nil && len(out) > x.limits.memory {
+			err = errTemplateMemory
 		}
 		if err != nil {
 			return value{}, err

@@ -47,6 +47,7 @@ type dictValue struct {
 
 type funcValue struct {
 	name string
+	cost int // steps that a call takes: a method goes through its text or list
 	call func(x *execution, args []value, named []namedValue) (value, error)
 }
 
@@ -119,13 +120,21 @@ func (d *dictValue) find(key value) int {
 	if key.kind == kindString {
 		return d.findText(key.str)
 	}
+	m := meter{maxKeyCost}
 	for i := range d.keys {
-		if equal(d.keys[i], key) {
+		if m.equal(d.keys[i], key, 0) {
 			return i
 		}
 	}
 	return -1
 }
+
+// maxKeyCost is what looking for a key may cost, far more than a key does: none that is
+// a list or dict is let in.
+const maxKeyCost = 1 << 24
+
+// isKey reports whether a value can be a key: Python's tuples can, too.
+func (v value) isKey() bool { return v.kind <= kindString }
 
 func (d *dictValue) findText(key string) int {
 	if d.index != nil {
@@ -184,11 +193,15 @@ func (d *dictValue) set(key, v value) {
 
 func (d *dictValue) put(key string, v value) { d.set(stringValue(key), v) }
 
-// equal is Python's ==. It bounds its own depth.
-func equal(a, b value) bool { return equalDeep(a, b, 0) }
+// meter counts what comparing values costs, in steps: values that hold one value many
+// times are a tree far larger than they are.
+type meter struct{ left int }
 
-func equalDeep(a, b value, depth int) bool {
-	if depth > maxValueDepth {
+// equal is Python's ==. When the meter runs out the answer says nothing. It bounds its
+// own depth.
+func (m *meter) equal(a, b value, depth int) bool {
+	if m.left -= 1 + min(len(a.str), len(b.str))/64; m.left < 0 || depth > maxValueDepth {
+		m.left = min(m.left, -1)
 		return false
 	}
 	if a.isNumber() && b.isNumber() {
@@ -209,7 +222,7 @@ func equalDeep(a, b value, depth int) bool {
 			return false
 		}
 		for i := range x {
-			if !equalDeep(x[i], y[i], depth+1) {
+			if !m.equal(x[i], y[i], depth+1) {
 				return false
 			}
 		}
@@ -221,7 +234,7 @@ func equalDeep(a, b value, depth int) bool {
 		}
 		for i, k := range x.keys {
 			v, ok := y.get(k)
-			if !ok || !equalDeep(x.vals[i], v, depth+1) {
+			if !ok || !m.equal(x.vals[i], v, depth+1) {
 				return false
 			}
 		}
@@ -233,8 +246,11 @@ func equalDeep(a, b value, depth int) bool {
 }
 
 // compare orders two values as Python's < does; what has no order is an error.
-func compare(a, b value) (int, error) {
+func (m *meter) compare(a, b value) (int, error) {
+	m.left -= 1 + min(len(a.str), len(b.str))/64
 	switch {
+	case m.left < 0:
+		return 0, errTemplateSteps
 	case a.isNumber() && b.isNumber():
 		if a.kind != kindFloat && b.kind != kindFloat && a.str == "" && b.str == "" {
 			return compareInts(a.int(), b.int()), nil
@@ -252,10 +268,10 @@ func compare(a, b value) (int, error) {
 	case a.isList() && a.kind == b.kind:
 		x, y := a.list(), b.list()
 		for i := 0; i < len(x) && i < len(y); i++ {
-			if equal(x[i], y[i]) {
+			if m.equal(x[i], y[i], 0) {
 				continue
 			}
-			return compare(x[i], y[i])
+			return m.compare(x[i], y[i])
 		}
 		return compareInts(len(x), len(y)), nil
 	}
@@ -277,21 +293,25 @@ const maxValueDepth = 200
 
 var errValueDepth = errors.New("values are nested too deeply")
 
-// appendText appends str(v): what a template prints.
-func appendText(dst []byte, v value) ([]byte, error) {
+// appendText appends str(v): what a template prints. Of what is no string it appends
+// at most limit bytes and a bit.
+func appendText(dst []byte, v value, limit int) ([]byte, error) {
 	if v.kind == kindString {
 		return append(dst, v.str...), nil
 	}
 	if v.kind == kindUndefined {
 		return dst, nil
 	}
-	return appendRepr(dst, v, 0)
+	return appendRepr(dst, v, len(dst)+limit, 0)
 }
 
-// appendRepr appends repr(v).
-func appendRepr(dst []byte, v value, depth int) ([]byte, error) {
+// appendRepr appends repr(v), unless dst gets longer than limit.
+func appendRepr(dst []byte, v value, limit, depth int) ([]byte, error) {
 	if depth > maxValueDepth {
 		return dst, errValueDepth
+	}
+	if len(dst) > limit {
+		return dst, errTemplateMemory
 	}
 	var err error
 	switch v.kind {
@@ -323,7 +343,7 @@ func appendRepr(dst []byte, v value, depth int) ([]byte, error) {
 			if i > 0 {
 				dst = append(dst, ", "...)
 			}
-			if dst, err = appendRepr(dst, x, depth+1); err != nil {
+			if dst, err = appendRepr(dst, x, limit, depth+1); err != nil {
 				return dst, err
 			}
 		}
@@ -338,11 +358,11 @@ func appendRepr(dst []byte, v value, depth int) ([]byte, error) {
 			if i > 0 {
 				dst = append(dst, ", "...)
 			}
-			if dst, err = appendRepr(dst, d.keys[i], depth+1); err != nil {
+			if dst, err = appendRepr(dst, d.keys[i], limit, depth+1); err != nil {
 				return dst, err
 			}
 			dst = append(dst, ": "...)
-			if dst, err = appendRepr(dst, d.vals[i], depth+1); err != nil {
+			if dst, err = appendRepr(dst, d.vals[i], limit, depth+1); err != nil {
 				return dst, err
 			}
 		}
@@ -413,12 +433,16 @@ type jsonStyle struct {
 	item     string
 	key      string
 	sortKeys bool
+	limit    int // of the text so far, bytes
 }
 
 // appendJSON appends what json.dumps makes of v.
 func appendJSON(dst []byte, v value, s *jsonStyle, depth int) ([]byte, error) {
 	if depth > maxValueDepth {
 		return dst, errValueDepth
+	}
+	if len(dst) > s.limit {
+		return dst, errTemplateMemory
 	}
 	line := func(dst []byte, depth int) []byte {
 		if s.pretty {
@@ -436,7 +460,7 @@ func appendJSON(dst []byte, v value, s *jsonStyle, depth int) ([]byte, error) {
 	case kindBool:
 		return strconv.AppendBool(dst, v.num != 0), nil
 	case kindInt:
-		return appendRepr(dst, v, depth)
+		return appendRepr(dst, v, s.limit, depth)
 	case kindFloat:
 		f := v.float()
 		switch {
@@ -475,7 +499,7 @@ func appendJSON(dst []byte, v value, s *jsonStyle, depth int) ([]byte, error) {
 			order[i] = i
 		}
 		if s.sortKeys {
-			if err := sortBy(order, func(i int) value { return d.keys[i] }); err != nil {
+			if err := (&meter{maxKeyCost}).sortBy(order, func(i int) value { return d.keys[i] }); err != nil {
 				return dst, err
 			}
 		}
@@ -552,7 +576,7 @@ func appendJSONString(dst []byte, s string, ascii bool) []byte {
 }
 
 // sortBy sorts indices by keys, stably. Keys without an order are an error.
-func sortBy(order []int, key func(int) value) error {
+func (m *meter) sortBy(order []int, key func(int) value) error {
 	var err error
 	keys := make([]value, len(order))
 	for i, k := range order {
@@ -563,7 +587,7 @@ func sortBy(order []int, key func(int) value) error {
 		at[i] = i
 	}
 	slices.SortStableFunc(at, func(a, b int) int {
-		c, e := compare(keys[a], keys[b])
+		c, e := m.compare(keys[a], keys[b])
 		if e != nil && err == nil {
 			err = e
 		}

@@ -181,7 +181,8 @@ func (t *localTokenizer) encodeChat(w *localWorker, p *valueParser, data []byte)
 	if err != nil {
 		return unsupported("%v", err)
 	}
-	in, special, err := t.rules.chatOf(body, h.messages())
+	known, developer := h.messages()
+	in, special, err := t.rules.chatOf(body, known, developer)
 	if err != nil {
 		return err
 	}
@@ -198,7 +199,7 @@ func (t *localTokenizer) encodeChat(w *localWorker, p *valueParser, data []byte)
 		return err
 	}
 	w.ends = append(w.ends, len(w.bpe.out))
-	h.learn(w.bpe, in.read, text, special, t.bpe.guard)
+	h.learn(w.bpe, in, text, special, t.bpe.guard)
 	return nil
 }
 

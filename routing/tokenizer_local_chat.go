@@ -19,13 +19,14 @@ type chatTemplates struct {
 
 // chatInput is what a template is given.
 type chatInput struct {
-	read     []value // the messages as they were read
-	messages value   // those for the template: a list of dicts
-	tools    value   // list, or none
-	docs     value   // list, or none
-	generate bool    // add_generation_prompt
-	resume   bool    // continue_final_message
-	extra    []namedValue
+	read      []value // the messages as they were read
+	developer bool    // one of them may be a developer's
+	messages  value   // those for the template: a list of dicts
+	tools     value   // list, or none
+	docs      value   // list, or none
+	generate  bool    // add_generation_prompt
+	resume    bool    // continue_final_message
+	extra     []namedValue
 }
 
 // tokenizerConfig is what is read of a tokenizer_config.json. Whatever else is in it

@@ -20,14 +20,15 @@ import (
 // otherwise once more follow. It is immutable for whoever finds it; the arrays' room
 // behind their lengths belongs to the first that extends it.
 type knownChat struct {
-	body     []byte  // of the request, from the [ of the messages to the end of the last
-	ends     []int32 // of the messages, in body
-	messages []value // as chatRules made them, in memory of their own
-	values   int64   // bytes of that
-	special  bool    // tokens go around the text
-	text     []byte  // rendered, up to where its last cut is sure
-	cuts     []textCut
-	tokens   []byte // of the text up to the last cut
+	body      []byte  // of the request, from the [ of the messages to the end of the last
+	ends      []int32 // of the messages, in body
+	messages  []value // as chatRules made them, in memory of their own
+	values    int64   // bytes of that
+	developer bool    // a message is a developer's
+	special   bool    // tokens go around the text
+	text      []byte  // rendered, up to where its last cut is sure
+	cuts      []textCut
+	tokens    []byte // of the text up to the last cut
 
 	extended atomic.Bool
 	keys     atomic.Pointer[blockKeys]
@@ -224,12 +225,12 @@ func (h *headReader) read(p *valueParser) (value, error) {
 	}
 }
 
-// messages returns those that are known.
-func (h *headReader) messages() []value {
+// messages returns those that are known, and whether one may be a developer's.
+func (h *headReader) messages() (known []value, developer bool) {
 	if h.count == 0 {
-		return nil
+		return nil, false
 	}
-	return h.known.messages[:h.count:h.count]
+	return h.known.messages[:h.count:h.count], h.known.developer
 }
 
 // sharedBytes returns how many bytes two texts have in common at their start.
@@ -264,9 +265,8 @@ func (h *headReader) recall(w *bpeWorker, text []byte, special bool, guard int) 
 	return int(h.cut.at)
 }
 
-// learn remembers the conversation of a body: all of its messages, as the rules made
-// them, its text, and its tokens in w.out with the cuts in w.cuts.
-func (h *headReader) learn(w *bpeWorker, messages []value, text []byte, special bool, guard int) {
+// learn remembers the conversation of a body: its messages, its text, and its tokens in w.out with the cuts in w.cuts.
+func (h *headReader) learn(w *bpeWorker, in *chatInput, text []byte, special bool, guard int) {
 	if len(h.ends) == 0 || h.seen != 1 {
 		return
 	}
@@ -294,7 +294,7 @@ func (h *headReader) learn(w *bpeWorker, messages []value, text []byte, special 
 	} else {
 		text = nil
 	}
-	c := &knownChat{special: special, tag: h.tags[n/headCell-1]}
+	c := &knownChat{special: special, developer: in.developer, tag: h.tags[n/headCell-1]}
 	body := h.data[h.at : h.at+n]
 	if extends && !old.extended.CompareAndSwap(false, true) {
 		old = nil // another branch has the room
@@ -322,7 +322,7 @@ func (h *headReader) learn(w *bpeWorker, messages []value, text []byte, special 
 		}
 	}
 	c.ends = append(c.ends, h.ends...)
-	for _, m := range messages[h.count:] {
+	for _, m := range in.read[h.count:] {
 		m = cloneValue(m)
 		c.messages = append(c.messages, m)
 		c.values += valueBytes(m)

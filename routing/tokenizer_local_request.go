@@ -58,8 +58,8 @@ var reservedArgs = []string{
 
 // chatOf reads a chat as vLLM does: what its protocol makes of the body, and what its
 // renderer makes of that. The body's messages come behind known ones, which the rules
-// have made before. special says that tokens go around the text.
-func (rules *chatRules) chatOf(body value, known []value) (in *chatInput, special bool, err error) {
+// have made before; developer says that one of those may be a developer's. special says that tokens go around the text.
+func (rules *chatRules) chatOf(body value, known []value, developer bool) (in *chatInput, special bool, err error) {
 	if !body.isDict() {
 		return nil, false, unsupported("the body is no object")
 	}
@@ -94,8 +94,9 @@ func (rules *chatRules) chatOf(body value, known []value) (in *chatInput, specia
 	if in.read, err = rules.conversation(d.field("messages"), known); err != nil {
 		return in, special, err
 	}
+	in.developer = developer || slices.ContainsFunc(in.read[len(known):], isDeveloper)
 	messages := in.read
-	if !rules.developer && slices.ContainsFunc(messages, isDeveloper) {
+	if in.developer && !rules.developer && slices.ContainsFunc(messages, isDeveloper) {
 		messages = withoutDevelopers(messages)
 	}
 	in.messages = listValue(messages)
