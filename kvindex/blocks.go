@@ -166,6 +166,38 @@ func (b *Blocks) add(hash uint64, slot int) bool {
 	return true
 }
 
+// AddWhile goes back from the end of hashes, blocks in a row of a prompt, as long as they
+// are held by one of the slots that of has a bit for, on the page of slot as Mask counts,
+// and records that slot holds them, too. It appends those that are new to fresh.
+func (b *Blocks) AddWhile(hashes []uint64, slot int, of uint64, fresh []uint64) []uint64 {
+	page, bit, p := pageOf(slot), bitOf(slot), uint32(0)
+	for i := len(hashes) - 1; i >= 0; i-- {
+		hash := hashes[i]
+		if p--; !b.holds(p, hash) {
+			if p, _ = b.find(hash); p == 0 {
+				break
+			}
+		}
+		e := b.entry(p)
+		mask := &e.mask
+		if e.page != page {
+			d, k := b.shard(hash).findPage(e, page)
+			if d == nil {
+				break
+			}
+			mask = &d.masks[k]
+		}
+		if *mask&of == 0 {
+			break
+		}
+		if *mask&bit == 0 {
+			*mask |= bit
+			fresh = append(fresh, hash)
+		}
+	}
+	return fresh
+}
+
 // Remove records that slot no longer holds hash and reports whether it did.
 func (b *Blocks) Remove(hash uint64, slot int) bool {
 	key, page, bit := b.mix.key(hash), pageOf(slot), bitOf(slot)
@@ -347,7 +379,7 @@ func (b *Blocks) holds(p uint32, hash uint64) bool {
 
 // beside returns the place of a hash if it is where it is likely to be, else 0.
 func (b *Blocks) beside(hash uint64) uint32 {
-	for _, p := range [...]uint32{b.last + 1, b.near + 1, b.near - 1} {
+	for _, p := range [...]uint32{b.last + 1, b.near + 1, b.near, b.near - 1} {
 		if b.holds(p, hash) {
 			b.near = p
 			return p

@@ -48,6 +48,28 @@ func (m *blocksModel) addAll(hashes []uint64, slot int) {
 	}
 }
 
+func (m *blocksModel) addWhile(hashes []uint64, slot int, of uint64) {
+	m.t.Helper()
+	want := []uint64{7}
+	for _, hash := range slices.Backward(hashes) {
+		mask := uint64(0)
+		for s := range m.want[hash] {
+			if s/64 == slot/64 {
+				mask |= 1 << (s % 64)
+			}
+		}
+		if mask&of == 0 {
+			break
+		}
+		if m.note(hash, slot) {
+			want = append(want, hash)
+		}
+	}
+	if got := m.b.AddWhile(hashes, slot, of, []uint64{7}); !slices.Equal(got, want) {
+		m.t.Fatalf("AddWhile(%d, %d, %x): got %d, want %d", hashes, slot, of, got, want)
+	}
+}
+
 func (m *blocksModel) remove(hash uint64, slot int) {
 	m.t.Helper()
 	want := m.want[hash][slot]
@@ -258,7 +280,7 @@ func TestModelBlocks(t *testing.T) {
 				p, s := prompt(), slot()
 				from := r.IntN(len(p))
 				n := r.IntN(min(len(p)-from, 20) + 1)
-				switch r.IntN(6) {
+				switch r.IntN(7) {
 				case 0: // the tail goes first
 					for _, h := range slices.Backward(p[from : from+n]) {
 						x.remove(h, s)
@@ -273,16 +295,18 @@ func TestModelBlocks(t *testing.T) {
 					x.addAll(p[from:from+n], s)
 				case 4:
 					x.add(p[from], s)
+				case 5: // a slot of the same page
+					x.addWhile(p[from:from+n], s^1, 1<<(s%64)|r.Uint64())
 				default:
 					x.holds(p[from], s)
 				}
 				if r.IntN(40) == 0 {
-					x.match(p, 37*slots-r.IntN(36), r.Uint64()|r.Uint64())
+					x.match(p, 37*slots+1-r.IntN(36), r.Uint64()|r.Uint64())
 				}
 			}
 			x.check()
 			for _, p := range tree {
-				x.match(p, 37*slots, ^uint64(0))
+				x.match(p, 37*slots+1, ^uint64(0))
 			}
 			x.match(nil, 37*slots, ^uint64(0))
 			r.Shuffle(len(tree), func(i, j int) { tree[i], tree[j] = tree[j], tree[i] })
@@ -290,6 +314,7 @@ func TestModelBlocks(t *testing.T) {
 				for _, h := range p {
 					for s := range slots {
 						x.remove(h, 37*s)
+						x.remove(h, 37*s^1)
 					}
 				}
 			}
@@ -331,8 +356,10 @@ func FuzzBlocks(f *testing.F) {
 				row = append(row, hash(ops[1]+i))
 			}
 			switch ops[0] % 8 {
-			case 0, 1:
+			case 0:
 				x.add(h, slot)
+			case 1:
+				x.addWhile(row, slot+1, 1<<(slot%64)|uint64(ops[0]/8))
 			case 2:
 				x.remove(h, slot)
 			case 3:
@@ -346,7 +373,7 @@ func FuzzBlocks(f *testing.F) {
 			case 6:
 				x.b.Resume(uint32(ops[1])<<8 | uint32(ops[2]))
 			case 7:
-				x.match(row, 640, ^uint64(0)<<(ops[0]/8))
+				x.match(row, 642, ^uint64(0)<<(ops[0]/8))
 			}
 		}
 		x.check()

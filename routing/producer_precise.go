@@ -323,7 +323,7 @@ func (p *preciseProducer) Prepare(r *Request, ch *chain) {
 func (p *preciseProducer) Match(r *Request, ch *chain, c []Candidate, col *Column) {
 	col.Total, col.BlockTokens = len(ch.hashes), ch.blockTokens
 	x := p.index
-	x.mu.Lock()
+	x.lock()
 	defer x.mu.Unlock()
 	x.expireSome(p.fleet.now().UnixNano())
 	if len(ch.hashes) > 0 {
@@ -456,7 +456,7 @@ func (p *preciseProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
 	if x.shape.guessTTL == 0 || len(ch.hashes) == 0 {
 		return
 	}
-	x.mu.Lock()
+	x.lock()
 	defer x.mu.Unlock()
 	now := p.fleet.now().UnixNano()
 	for _, rank := range x.ranks(e) {
@@ -472,7 +472,7 @@ func (p *preciseProducer) Picked(_ *Request, ch *chain, e *Endpoint) {
 
 // seed implements seeder.
 func (p *preciseProducer) seed(ch *chain, e *Endpoint) {
-	p.index.mu.Lock()
+	p.index.lock()
 	defer p.index.mu.Unlock()
 	p.index.held.Resume(0)
 	for _, key := range ch.hashes {
@@ -483,7 +483,7 @@ func (p *preciseProducer) seed(ch *chain, e *Endpoint) {
 // Undo takes back what Picked expected.
 func (p *preciseProducer) Undo(_ *Request, ch *chain, e *Endpoint) {
 	x := p.index
-	x.mu.Lock()
+	x.lock()
 	defer x.mu.Unlock()
 	for _, rank := range x.ranks(e) {
 		if rank != nil {

@@ -81,8 +81,10 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 		list.generation = generation
 	}
 	// Events tell of a prompt from its begin, so that what is not certain is at the end.
-	for i := n - 1; i >= 0 && g.any() && g.of(keys[i], column) != 0; i-- {
-		x.renew(list, keys[i], column)
+	slot := guessSlot(column, generation)
+	if g.any() {
+		g.added = g.bits.AddWhile(keys[:n], slot, (1<<guessGenerations-1)<<(guessSlot(column, 0)%64), g.added[:0])
+		x.guessed(list, g.added, column)
 	}
 	first := len(fresh)
 	x.held.Resume(0)
@@ -95,12 +97,8 @@ func (x *preciseIndex) guess(now int64, column, n int, keys, fresh []uint64) []u
 	if len(added) < len(keys)-n {
 		x.renewBehind(list, keys[n:], added, column)
 	}
-	slot := guessSlot(column, generation)
 	g.added = g.bits.AddAll(added, slot, g.added[:0])
-	for _, key := range g.added {
-		list.items = append(list.items, guess{key, int32(column)})
-	}
-	x.guessed(column, len(g.added))
+	x.guessed(list, g.added, column)
 	return fresh
 }
 
@@ -118,15 +116,17 @@ func (x *preciseIndex) renewBehind(list *guessList, keys, added []uint64, column
 
 // renew makes a guess one of the list's generation.
 func (x *preciseIndex) renew(list *guessList, key uint64, column int) {
-	g := &x.guesses
-	if g.bits.Add(key, guessSlot(column, list.generation)) {
-		list.items = append(list.items, guess{key, int32(column)})
-		x.guessed(column, 1)
+	if x.guesses.bits.Add(key, guessSlot(column, list.generation)) {
+		x.guessed(list, []uint64{key}, column)
 	}
 }
 
-// guessed counts n more guesses.
-func (x *preciseIndex) guessed(column, n int) {
+// guessed notes what was guessed.
+func (x *preciseIndex) guessed(list *guessList, keys []uint64, column int) {
+	n := len(keys)
+	for _, key := range keys {
+		list.items = append(list.items, guess{key, int32(column)})
+	}
 	x.columns[column].guesses += n
 	x.guesses.total += n
 	x.guesses.owed += n

@@ -3,6 +3,7 @@ package routing
 import (
 	"bytes"
 	"encoding/binary"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -158,7 +159,7 @@ const (
 	maxPlaces   = 64
 	maxTierName = 64
 	maxRatio    = 256
-	opsAtOnce   = 32
+	opsAtOnce   = 16
 )
 
 // same tells whether an index of shape s serves a configuration of shape o.
@@ -313,11 +314,34 @@ func (x *preciseIndex) Incomplete(e *Endpoint, rank int, why string) {
 	})
 }
 
+// lock takes mu for a decision. Events hold it for a microsecond at a time, while
+// going to sleep until it is free takes ten.
+func (x *preciseIndex) lock() {
+	for range 1000 {
+		if x.mu.TryLock() {
+			return
+		}
+	}
+	x.mu.Lock()
+}
+
+// lockBetween takes mu for events, between two decisions. It looks again and again
+// before it sleeps, for a decision would have to wake it up.
+func (x *preciseIndex) lockBetween() {
+	for range 200 {
+		if x.mu.TryLock() {
+			return
+		}
+		runtime.Gosched()
+	}
+	x.mu.Lock()
+}
+
 // flush applies the noted changes to the holder map. The caller holds r.mu.
 func (r *preciseRank) flush() {
 	x := r.x
 	for part := range slices.Chunk(r.ops, opsAtOnce) {
-		x.mu.Lock()
+		x.lockBetween()
 		x.resume(r.last)
 		for _, op := range part {
 			x.set(op, r.column)
@@ -386,7 +410,7 @@ func (r *preciseRank) clear(stays bool) {
 			}
 		}
 		if len(r.ops) >= opsAtOnce || i == len(r.table.recs)-1 {
-			x.mu.Lock()
+			x.lockBetween()
 			for _, op := range r.ops {
 				x.set(op, old)
 			}
