@@ -155,7 +155,9 @@ func rangeOf(x *execution, args []value, named []namedValue) (value, error) {
 	if err := x.made(48 * len(out)); err != nil {
 		return value{}, err
 	}
-	return listValue(out), x.step(len(out))
+	v := view(rangeView, out)
+	v.view().bound = [3]int{from, to, step}
+	return v, x.step(len(out))
 }
 
 func dictFrom(args []value, named []namedValue) (value, error) {
@@ -265,6 +267,14 @@ func (x *execution) textOf(v value) (string, error) {
 	return string(b), err
 }
 
+// onlyText returns a str, for the filters that Python has for nothing else.
+func onlyText(v value) (string, error) {
+	if v.kind != kindString {
+		return "", fmt.Errorf("of a %s", kindNames[v.kind])
+	}
+	return v.str, nil
+}
+
 // onText makes a filter of a function on text.
 func onText(f func(string) string) filterFunc {
 	return func(x *execution, v value, args []value, named []namedValue) (value, error) {
@@ -348,6 +358,9 @@ func tmplFilter(name string) filterFunc {
 		}
 	case "first", "last":
 		return func(x *execution, v value, _ []value, _ []namedValue) (value, error) {
+			if name == "last" && v.kind == kindView && v.view().name == "" {
+				return value{}, errors.New("of a generator")
+			}
 			items, err := x.items(v)
 			if err != nil || len(items) == 0 {
 				return value{}, err
@@ -365,12 +378,16 @@ func tmplFilter(name string) filterFunc {
 	case "items":
 		return func(x *execution, v value, _ []value, _ []namedValue) (value, error) {
 			if v.kind == kindUndefined {
-				return listValue(nil), nil
+				return generated(nil), nil
 			}
 			if !v.isDict() {
 				return v, fmt.Errorf("of a %s", kindNames[v.kind])
 			}
-			return x.pairs(v.dict())
+			pairs, err := x.pairs(v.dict())
+			if err != nil {
+				return v, err
+			}
+			return generated(pairs.list()), nil
 		}
 	case "join":
 		return filterJoin
@@ -402,7 +419,10 @@ func tmplFilter(name string) filterFunc {
 			if v.kind == kindString {
 				return filterJoin(x, listValue(out), nil, nil)
 			}
-			return listValue(out), x.step(len(out))
+			if v.kind == kindView && v.view().name == "" {
+				return listValue(out), x.step(len(out))
+			}
+			return generated(out), x.step(len(out))
 		}
 	case "sort":
 		return filterSort
@@ -458,7 +478,7 @@ func tmplFilter(name string) filterFunc {
 					out = append(out, item)
 				}
 			}
-			return listValue(out), nil
+			return generated(out), nil
 		}
 	case "map":
 		return filterMap
@@ -485,7 +505,7 @@ func tmplFilter(name string) filterFunc {
 			for part := range slices.Chunk(items, n) {
 				out = append(out, listValue(part))
 			}
-			return listValue(out), x.step(len(out))
+			return generated(out), x.step(len(out))
 		}
 	case "min", "max":
 		return func(x *execution, v value, args []value, named []namedValue) (value, error) {
@@ -554,6 +574,9 @@ func tmplFilter(name string) filterFunc {
 			if err != nil {
 				return v, err
 			}
+			if v.kind == kindUndefined {
+				return v, errors.New("of an undefined value")
+			}
 			return toInt(v, otherwise, base), nil
 		}
 	case "float":
@@ -561,6 +584,9 @@ func tmplFilter(name string) filterFunc {
 			otherwise, ok := argument(args, named, 0, "default")
 			if !ok {
 				otherwise = floatValue(0)
+			}
+			if v.kind == kindUndefined {
+				return v, errors.New("of an undefined value")
 			}
 			if v.isNumber() {
 				return floatValue(v.asFloat()), nil
@@ -580,7 +606,7 @@ func tmplFilter(name string) filterFunc {
 			s, err := x.textOf(v)
 			n, in := 0, false
 			for _, r := range s {
-				word := isWordRune(r)
+				word := unicode.IsLetter(r) || unicode.IsNumber(r) || r == '_'
 				if word && !in {
 					n++
 				}
@@ -590,7 +616,7 @@ func tmplFilter(name string) filterFunc {
 		}
 	case "truncate":
 		return func(x *execution, v value, args []value, named []namedValue) (value, error) {
-			s, err := x.textOf(v)
+			s, err := onlyText(v)
 			if err != nil {
 				return v, err
 			}
@@ -617,7 +643,7 @@ func tmplFilter(name string) filterFunc {
 			return x.justify(s, n, " ", 'c')
 		}
 	case "urlencode":
-		return onText(func(s string) string {
+		text := onText(func(s string) string {
 			var b strings.Builder
 			for i := range len(s) {
 				if c := s[i]; c < utf8.RuneSelf && (unicode.IsLetter(rune(c)) || unicode.IsDigit(rune(c)) || strings.IndexByte("_.-~/", c) >= 0) {
@@ -628,6 +654,12 @@ func tmplFilter(name string) filterFunc {
 			}
 			return b.String()
 		})
+		return func(x *execution, v value, args []value, named []namedValue) (value, error) {
+			if v.isList() || v.isDict() || v.kind == kindView { // pairs
+				return v, fmt.Errorf("of a %s", kindNames[v.kind])
+			}
+			return text(x, v, args, named)
+		}
 	}
 	return nil
 }
@@ -640,6 +672,11 @@ func lengthOf(v value) (int, error) {
 		return len(v.list()), nil
 	case kindDict:
 		return len(v.dict().keys), nil
+	case kindView:
+		if v.view().name == "" {
+			return 0, errors.New("a generator has no length")
+		}
+		return len(v.view().items), nil
 	case kindUndefined:
 		return 0, nil
 	}
@@ -963,7 +1000,7 @@ func filterMap(x *execution, v value, args []value, named []namedValue) (value, 
 				out[i] = otherwise
 			}
 		}
-		return listValue(out), x.made(48 * len(out))
+		return generated(out), x.made(48 * len(out))
 	}
 	f := tmplFilter(args[0].str)
 	if args[0].kind != kindString || f == nil {
@@ -979,7 +1016,7 @@ func filterMap(x *execution, v value, args []value, named []namedValue) (value, 
 			return v, err
 		}
 	}
-	return listValue(out), x.made(48 * len(out))
+	return generated(out), x.made(48 * len(out))
 }
 
 // nested counts a filter in a filter. The caller takes it back.
@@ -1029,7 +1066,7 @@ func (x *execution) selected(v value, args []value, attr, reject bool) (value, e
 			out = append(out, item)
 		}
 	}
-	return listValue(out), x.made(48 * len(out))
+	return generated(out), x.made(48 * len(out))
 }
 
 func filterGroup(x *execution, v value, args []value, named []namedValue) (value, error) {
@@ -1133,7 +1170,7 @@ func filterRound(_ *execution, v value, args []value, named []namedValue) (value
 }
 
 func filterIndent(x *execution, v value, args []value, named []namedValue) (value, error) {
-	s, err := x.textOf(v)
+	s, err := onlyText(v)
 	if err == nil {
 		err = only(args, named, "width", "first", "blank")
 	}
@@ -1261,20 +1298,27 @@ func tmplTest(name string) func(x *execution, v value, args []value) (bool, erro
 		return is(value.isDict)
 	case "iterable":
 		return is(func(v value) bool {
-			return v.kind == kindString || v.isList() || v.isDict() || v.kind == kindUndefined || v.kind == kindLoop
+			return v.kind == kindString || v.isList() || v.isDict() || v.kind == kindUndefined || v.kind == kindLoop || v.kind == kindView
 		})
 	case "sequence":
-		return is(func(v value) bool { return v.kind == kindString || v.isList() || v.isDict() || v.kind == kindUndefined })
+		return is(func(v value) bool {
+			return v.kind == kindString || v.isList() || v.isDict() || v.kind == kindUndefined || v.kind == kindView && v.view().name == rangeView
+		})
 	case "callable":
 		return is(func(v value) bool { return v.kind == kindFunc })
 	case "true":
 		return is(func(v value) bool { return v.kind == kindBool && v.num == 1 })
 	case "false":
 		return is(func(v value) bool { return v.kind == kindBool && v.num == 0 })
-	case "upper":
-		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, isUpper, isLower) })
-	case "lower":
-		return is(func(v value) bool { return v.kind == kindString && isCased(v.str, isLower, isUpper) })
+	case "upper", "lower":
+		want, not := isUpper, isLower
+		if name == "lower" {
+			want, not = not, want
+		}
+		return func(x *execution, v value, _ []value) (bool, error) {
+			s, err := x.textOf(v)
+			return isCased(s, want, not), err
+		}
 	case "odd", "even":
 		return func(_ *execution, v value, _ []value) (bool, error) {
 			if v.kind != kindInt && v.kind != kindBool || v.str != "" {

@@ -45,11 +45,15 @@ func dictMethod(d *dictValue, name string) methodFunc {
 			}
 			switch name {
 			case "keys":
-				return listValue(d.keys), nil
+				return view("dict_keys", d.keys), nil
 			case "values":
-				return listValue(d.vals), nil
+				return view("dict_values", d.vals), nil
 			}
-			return x.pairs(d)
+			pairs, err := x.pairs(d)
+			if err != nil {
+				return value{}, err
+			}
+			return view("dict_items", pairs.list()), nil
 		}
 	case "get":
 		return func(_ *execution, args []value, named []namedValue) (value, error) {

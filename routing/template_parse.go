@@ -735,13 +735,13 @@ func (p *tmplParser) forStatement(n *tmplNode) error {
 	if n.b, err = p.tupleWithoutCondition(); err != nil {
 		return err
 	}
-	outer := p.loop
-	p.loop = false
-	if p.word("if") {
+	if p.word("if") { // loop is that of the loop outside
 		if n.c, err = p.expression(); err != nil {
 			return err
 		}
 	}
+	outer := p.loop
+	p.loop = false
 	if p.isWord("recursive") {
 		return p.fail("recursive loops are not supported")
 	}

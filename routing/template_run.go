@@ -232,6 +232,9 @@ func (x *execution) statement(n *tmplNode, s *tmplScope) (flow, error) {
 			return flowOn, err
 		}
 		v, err := x.filtered(n.a, n.b, text, s)
+		if err == nil && v.kind != kindString {
+			err = fmt.Errorf("a filter block that gives a %s", kindNames[v.kind])
+		}
 		if err == nil {
 			err = x.printValue(v)
 		}
@@ -284,6 +287,9 @@ func (x *execution) printValue(v value) (err error) {
 
 // equal is ==, its cost in steps.
 func (x *execution) equal(a, b value) (bool, error) {
+	if a.kind == kindView || b.kind == kindView {
+		return false, errors.New("a view is compared")
+	}
 	m := meter{x.limits.steps - x.steps}
 	before := m.left
 	ok := m.equal(a, b, 0)
@@ -383,6 +389,15 @@ func (x *execution) items(v value) ([]value, error) {
 		return v.list(), nil
 	case kindDict:
 		return v.dict().keys, nil
+	case kindView:
+		w := v.view()
+		if w.name == "" {
+			if w.used {
+				return nil, errors.New("a generator cannot be gone through twice")
+			}
+			w.used = true
+		}
+		return w.items, nil
 	case kindUndefined:
 		return nil, nil
 	case kindString:
@@ -986,8 +1001,14 @@ func (x *execution) item(v, k value) (value, error) {
 		if out, ok := v.dict().get(k); ok {
 			return out, nil
 		}
-	case v.isList() && (k.kind == kindInt || k.kind == kindBool) && k.str == "":
-		list, i := v.list(), k.int()
+	case (v.isList() || v.kind == kindView && v.view().name == rangeView) && (k.kind == kindInt || k.kind == kindBool) && k.str == "":
+		var list []value
+		if v.kind == kindView {
+			list = v.view().items
+		} else {
+			list = v.list()
+		}
+		i := k.int()
 		if i < 0 {
 			i += len(list)
 		}
@@ -1200,6 +1221,12 @@ func (x *execution) contains(in, v value) (bool, error) {
 			}
 		}
 		return false, nil
+	case kindView:
+		items, err := x.items(in)
+		if err != nil {
+			return false, err
+		}
+		return x.contains(listValue(items), v)
 	case kindDict:
 		if !v.isKey() {
 			return false, fmt.Errorf("a %s cannot be a key", kindNames[v.kind])
@@ -1405,7 +1432,7 @@ func (x *execution) percent(format string, v value) (value, error) {
 		}
 		args = args[1:]
 	}
-	if len(args) > 0 && v.kind == kindTuple {
+	if len(args) > 0 && v.kind != kindList && v.kind != kindDict && v.kind != kindUndefined { // what has items may be left
 		return value{}, errors.New("a format has too many values")
 	}
 	return x.text(string(out))

@@ -34,9 +34,10 @@ const (
 	kindNamespace // a dict whose entries can be set
 	kindFunc
 	kindLoop
+	kindView // what can be gone through, but is no list
 )
 
-var kindNames = [...]string{"undefined", "None", "bool", "int", "float", "str", "list", "tuple", "dict", "namespace", "function", "loop"}
+var kindNames = [...]string{"undefined", "None", "bool", "int", "float", "str", "list", "tuple", "dict", "namespace", "function", "loop", "view"}
 
 // dictValue keeps its keys in the order in which they came, as Python does.
 type dictValue struct {
@@ -50,6 +51,27 @@ type funcValue struct {
 	cost int // steps that a call takes: a method goes through its text or list
 	call func(x *execution, args []value, named []namedValue) (value, error)
 }
+
+// viewValue are the items of Python's views of a dict, of a range, and of its generators,
+// which can be gone through once.
+type viewValue struct {
+	items []value
+	name  string // dict_keys and the like, "" of a generator
+	bound [3]int // of a range: from, to, step
+	used  bool
+}
+
+const rangeView = "range"
+
+// view returns the items under a name.
+func view(name string, items []value) value {
+	return value{kind: kindView, ref: &viewValue{name: name, items: items}}
+}
+
+// generated returns the items of what Python makes only when they are asked for.
+func generated(items []value) value { return view("", items) }
+
+func (v value) view() *viewValue { return v.ref.(*viewValue) }
 
 type namedValue struct {
 	name string
@@ -109,6 +131,8 @@ func (v value) truth() bool {
 		return len(v.list()) > 0
 	case kindDict:
 		return len(v.dict().keys) > 0
+	case kindView:
+		return v.view().name == "" || len(v.view().items) > 0
 	}
 	return true
 }
@@ -351,6 +375,23 @@ func appendRepr(dst []byte, v value, limit, depth int) ([]byte, error) {
 			dst = append(dst, ',')
 		}
 		return append(dst, end), nil
+	case kindView:
+		w := v.view()
+		switch w.name {
+		case "":
+			return dst, errors.New("a generator cannot be printed") // Python prints an address
+		case rangeView:
+			dst = fmt.Appendf(dst, "range(%d, %d", w.bound[0], w.bound[1])
+			if w.bound[2] != 1 {
+				dst = fmt.Appendf(dst, ", %d", w.bound[2])
+			}
+			return append(dst, ')'), nil
+		}
+		dst = append(append(dst, w.name...), '(')
+		if dst, err = appendRepr(dst, listValue(w.items), limit, depth+1); err != nil {
+			return dst, err
+		}
+		return append(dst, ')'), nil
 	case kindDict:
 		d := v.dict()
 		dst = append(dst, '{')

@@ -107,7 +107,7 @@ func (s *addedSet) each(b []byte, from int, text func([]byte, int), token func(t
 		if t.SingleWord {
 			before, _ := utf8.DecodeLastRune(b[:start])
 			after, _ := utf8.DecodeRune(b[end:])
-			if start > 0 && isWordRune(before) || end < len(b) && isWordRune(after) {
+			if start > 0 && joins(before) || end < len(b) && joins(after) {
 				continue
 			}
 		}
@@ -133,13 +133,18 @@ func (s *addedSet) each(b []byte, from int, text func([]byte, int), token func(t
 		if done < start {
 			text(b[done:start], done)
 		}
-		token(t, at)
+		if start < end { // else the one before has stripped all of it
+			token(t, at)
+		}
 		done = end
 	}
 	if done < len(b) {
 		text(b[done:], done)
 	}
 }
+
+// joins reports whether a token with single_word is part of a longer word beside r.
+func joins(r rune) bool { return isWordRune(r) || unicode.Is(unicode.Join_Control, r) }
 
 // wellFormed returns text as UTF-8. What is none becomes U+FFFD, one for each
 // longest beginning of a character, as Python's decoder replaces it.

@@ -415,7 +415,7 @@ func (p *patternParser) escape(set *patternSet) error {
 		return p.unsupported(`\`)
 	}
 	control := map[rune]rune{'n': '\n', 'r': '\r', 't': '\t', 'f': '\f', 'v': '\v', 'a': 7, 'e': 27}
-	digits, word := []*unicode.RangeTable{unicode.Nd}, []*unicode.RangeTable{unicode.L, unicode.M, unicode.N, unicode.Pc}
+	digits, word := []*unicode.RangeTable{unicode.Nd}, wordTables()
 	switch r := p.rune(); {
 	case control[r] != 0:
 		set.ranges = append(set.ranges, control[r], control[r])
@@ -606,7 +606,12 @@ func (m *patternMatcher) match(n *patternNode, i int, rest func(int) bool) bool 
 	return rest(i)
 }
 
-func isWordRune(r rune) bool { return unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.Pc) }
+// wordTables are the characters of words: numbers like ½ are none, letters in circles are.
+func wordTables() []*unicode.RangeTable {
+	return []*unicode.RangeTable{unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Other_Alphabetic, unicode.Pc}
+}
+
+func isWordRune(r rune) bool { return unicode.In(r, wordTables()...) }
 
 func (m *patternMatcher) sequence(subs []*patternNode, i int, rest func(int) bool) bool {
 	if len(subs) == 0 {

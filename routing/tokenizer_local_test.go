@@ -336,3 +336,28 @@ func TestManyMarks(t *testing.T) {
 		t.Errorf("got error %v, want none", err)
 	}
 }
+
+// TestAddedTokensAtTheirEdges: what one token has stripped is not stripped again by the
+// next, and words are what the reference takes for words.
+func TestAddedTokensAtTheirEdges(t *testing.T) {
+	f := func(text, want string, tokens ...addedToken) {
+		t.Helper()
+		var got []string
+		newAddedSet(tokens).each([]byte(text), 0, func(s []byte, _ int) { got = append(got, string(s)) }, func(a *addedToken, _ int) { got = append(got, "<"+a.Content+">") })
+		if s := strings.Join(got, "|"); s != want {
+			t.Errorf("%q: got %q, want %q", text, s, want)
+		}
+	}
+	both := addedToken{Content: "  ", LStrip: true, RStrip: true}
+	f("a        b", "a|<  >|b", both)
+	f("a    b  c", "a|<  >|b|<  >|c", both)
+	word := addedToken{Content: "word", SingleWord: true}
+	f("a word b", "a |<word>| b", word)
+	for _, beside := range []string{"x", "_", "7", "\u200d", "\u0301", "Ⓐ", "Ⅷ"} {
+		f(beside+"word", beside+"word", word)
+		f("word"+beside, "word"+beside, word)
+	}
+	for _, beside := range []string{"½", "①", "-", " "} {
+		f(beside+"word", beside+"|<word>", word)
+	}
+}
