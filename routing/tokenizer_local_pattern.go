@@ -429,8 +429,9 @@ func (p *patternParser) escape(set *patternSet) error {
 		set.without = append(set.without, digits...)
 	case r == 'w':
 		set.tables = append(set.tables, word...)
+		set.ranges = append(set.ranges, latinNumbers()...)
 	case r == 'W':
-		set.subs = append(set.subs, (&patternSet{negated: true, tables: word}).ready())
+		set.subs = append(set.subs, (&patternSet{negated: true, tables: word, ranges: latinNumbers()}).ready())
 	case r == 'p' || r == 'P':
 		return p.property(set, r == 'P')
 	case r == 'x' || r == 'u':
@@ -601,7 +602,7 @@ func (m *patternMatcher) match(n *patternNode, i int, rest func(int) bool) bool 
 	case patternBoundary:
 		before, _ := utf8.DecodeLastRune(m.s[:i])
 		after, _ := utf8.DecodeRune(m.s[i:])
-		return ((i > 0 && isWordRune(before)) != (i < len(m.s) && isWordRune(after))) != n.negated && rest(i)
+		return ((i > 0 && inPatternWord(before)) != (i < len(m.s) && inPatternWord(after))) != n.negated && rest(i)
 	}
 	return rest(i)
 }
@@ -609,6 +610,13 @@ func (m *patternMatcher) match(n *patternNode, i int, rest func(int) bool) bool 
 // wordTables are the characters of words: numbers like ½ are none, letters in circles are.
 func wordTables() []*unicode.RangeTable {
 	return []*unicode.RangeTable{unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Other_Alphabetic, unicode.Pc}
+}
+
+// latinNumbers are the ranges ²³, ¹ and ¼½¾, which are in \w of the engine that made the files' tokens.
+func latinNumbers() []rune { return []rune{0xb2, 0xb3, 0xb9, 0xb9, 0xbc, 0xbe} }
+
+func inPatternWord(r rune) bool {
+	return isWordRune(r) || r >= 0xb2 && r <= 0xbe && (r <= 0xb3 || r == 0xb9 || r >= 0xbc)
 }
 
 func isWordRune(r rune) bool { return unicode.In(r, wordTables()...) }
