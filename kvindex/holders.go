@@ -301,6 +301,13 @@ func (w *walk) credit(p int, mask uint64, n int) {
 		return
 	}
 	base := (int(w.first) + p) * pageSlots
+	if mask == ^uint64(0) { // all leave together where their common head ends
+		all := w.matched[base:][:pageSlots]
+		for i := range all {
+			all[i] += int32(n)
+		}
+		return
+	}
 	for ; mask != 0; mask &= mask - 1 {
 		w.matched[base+bits.TrailingZeros64(mask)] += int32(n)
 	}

@@ -92,6 +92,7 @@ type Endpoint struct {
 	awaiting     atomic.Int64 // of these, requests without a first token
 	pending      atomic.Int64 // uncached prompt tokens of the awaiting requests
 	drain        drainRate
+	change       change
 
 	id     string
 	name   string
@@ -163,11 +164,15 @@ func (e *Endpoint) Slot() int { return e.slot }
 func (e *Endpoint) Observe(m Metrics, at time.Time) {
 	e.observation.Store(&Observation{Metrics: m, At: at})
 	e.scraped.Store(true)
+	e.changed()
 }
 
 // ObserveFailure says that a scrape ended without an observation. The endpoint
 // takes work all the same: a replica without metrics serves.
-func (e *Endpoint) ObserveFailure() { e.scraped.Store(true) }
+func (e *Endpoint) ObserveFailure() {
+	e.scraped.Store(true)
+	e.changed()
+}
 
 // Observation returns the newest observation, nil before the first.
 func (e *Endpoint) Observation() *Observation { return e.observation.Load() }
@@ -195,8 +200,11 @@ func (e *Endpoint) setModels(names []string, known bool) bool {
 
 // SetReachable records whether the last attempt to connect succeeded.
 func (e *Endpoint) SetReachable(ok bool) {
-	if e.down.Load() == ok && e.down.Swap(!ok) == ok && ok {
-		e.returned.Store(slowStartDue)
+	if e.down.Load() == ok && e.down.Swap(!ok) == ok {
+		if ok {
+			e.returned.Store(slowStartDue)
+		}
+		e.changed()
 	}
 }
 
@@ -220,6 +228,7 @@ const (
 func (e *Endpoint) ReportFailure(now time.Time) {
 	if e.failures.Add(1) >= ejectAfter {
 		e.ejectedUntil.Store(now.Add(ejectFor).UnixNano())
+		e.changed()
 	}
 }
 
@@ -231,6 +240,7 @@ func (e *Endpoint) ReportSuccess() {
 	e.failures.Store(0)
 	if e.ejectedUntil.Swap(0) != 0 {
 		e.returned.Store(slowStartDue)
+		e.changed()
 	}
 }
 

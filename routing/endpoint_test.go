@@ -119,6 +119,7 @@ func TestSlowStart(t *testing.T) {
 			a := h.f.Endpoints()[0]
 			for _, e := range h.f.Endpoints()[1:] {
 				e.inFlight.Add(30)
+				e.changed()
 			}
 			back(h, a)
 			var on []*Lease

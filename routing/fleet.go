@@ -2,7 +2,6 @@ package routing
 
 import (
 	"errors"
-	"math"
 	"slices"
 	"sort"
 	"sync"
@@ -40,6 +39,8 @@ type Fleet struct {
 	log       *zap.Logger
 	staleness atomic.Int64 // nanoseconds
 	view      atomic.Pointer[fleetView]
+	changes   changes
+	pinned    pinned
 
 	slots       []*Endpoint // by slot, nil when free
 	gone        []*Endpoint // removed, streams still open
@@ -130,8 +131,10 @@ func (f *Fleet) Update(specs []EndpointSpec) (added, removed []*Endpoint) {
 			e.draining.Store(false)
 			e.gone.Store(false)
 			e.scraped.Store(false)
+			e.changed()
 		} else {
 			e = newEndpoint(s)
+			e.change.of = &f.changes
 		}
 		e.slot = f.takeSlot(e)
 		for _, x := range f.precise {
@@ -186,6 +189,7 @@ func (f *Fleet) takeSlot(e *Endpoint) int {
 func (f *Fleet) release(e *Endpoint) {
 	e.gone.Store(true)
 	e.draining.Store(true)
+	e.changed()
 	for _, x := range f.indexes {
 		x.index.Clear(e.slot)
 	}
@@ -215,6 +219,7 @@ func (f *Fleet) Drain(id string, on bool) bool {
 	for _, e := range f.Endpoints() {
 		if e.id == id || e.Name() == id {
 			e.draining.Store(on)
+			e.changed()
 			return true
 		}
 	}
@@ -297,62 +302,6 @@ func (v *fleetView) resolve(r *Request) ([]*Endpoint, error) {
 		return nil, ErrModelNotFound
 	}
 	return v.unlisted, nil
-}
-
-// pin appends the candidates of a request to dst: the ready endpoints; if there
-// are none, those that are down (a guess beats a refusal); if there are none,
-// those that were never scraped. degraded says that it was not the first choice.
-func (f *Fleet) pin(r *Request, endpoints []*Endpoint, now time.Time, dst []Candidate) (c []Candidate, degraded bool) {
-	even := evenShare(endpoints)
-	oldest := now.Add(-time.Duration(f.staleness.Load()))
-	for _, want := range [...]State{Ready, Ready, Down, Starting} {
-		for _, e := range endpoints {
-			if e.stateAt(now) != want || (len(r.Exclude) > 0 && slices.Contains(r.Exclude, e)) {
-				continue
-			}
-			if even >= 0 && !e.warm(now, even) {
-				continue
-			}
-			n := len(dst)
-			dst = slices.Grow(dst, 1)[:n+1]
-			join(e, n, oldest, &dst[n])
-		}
-		if len(dst) > 0 {
-			return dst, want != Ready
-		}
-		even = -1 // rather a replica in its slow start than one that is down
-	}
-	return dst, true
-}
-
-// evenShare returns what each endpoint would have of the requests in flight, and
-// a negative number when no endpoint is in its slow start.
-func evenShare(endpoints []*Endpoint) float64 {
-	slow := false
-	for _, e := range endpoints {
-		slow = slow || e.returned.Load() != 0
-	}
-	if !slow {
-		return -1
-	}
-	total := 0
-	for _, e := range endpoints {
-		total += e.InFlight()
-	}
-	return float64(total) / float64(len(endpoints))
-}
-
-// join is the one place where scraped and inline truth meet. It sets all of c:
-// observations from before oldest are not believed.
-func join(e *Endpoint, row int, oldest time.Time, c *Candidate) {
-	c.Endpoint, c.Row = e, row
-	if o := e.Observation(); o != nil && !o.At.Before(oldest) {
-		c.Waiting, c.Running, c.KVUsage = o.Waiting, o.Running, o.KVUsage
-	} else {
-		c.Waiting, c.Running, c.KVUsage = math.NaN(), math.NaN(), math.NaN()
-	}
-	c.Awaiting, c.InFlight, c.PendingTokens = e.Awaiting(), e.InFlight(), e.PendingTokens()
-	c.DrainedSeconds, c.DrainedTokens = e.Drained()
 }
 
 // engineBlockTokens returns the KV block size of the first endpoint in ID order

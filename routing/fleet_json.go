@@ -240,6 +240,7 @@ func (r ReplicaSnapshot) restore(f *Fleet, e *Endpoint, taken time.Time) {
 	e.draining.Store(r.State == Draining.String())
 	e.inFlight.Store(int64(r.InFlight))
 	e.awaiting.Store(int64(r.Awaiting))
+	e.changed()
 	f.SetModels(e, r.Models, r.Models != nil)
 }
 

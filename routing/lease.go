@@ -90,6 +90,7 @@ func (l *Lease) take(r *Router, req *Request, e *Endpoint) {
 	if l.trial = e.onTrial(); l.trial {
 		e.trial.Add(1)
 	}
+	e.changed()
 	l.state.Store(leaseAwaiting)
 }
 
@@ -105,6 +106,7 @@ func (l *Lease) endAwaiting(tokens int64) {
 	e.pending.Add(-l.Uncached)
 	left := e.awaiting.Add(-l.weight)
 	e.drain.end(l.router.fleet.now(), tokens, left == 0)
+	e.changed()
 }
 
 // Usage passes on what the engine said about the finished request: prompt
@@ -142,4 +144,5 @@ func (l *Lease) Done(o Outcome) {
 	if l.trial { // after the verdict, so that no second request slips in before it
 		e.trial.Add(-1)
 	}
+	e.changed()
 }

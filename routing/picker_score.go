@@ -20,6 +20,7 @@ func (maxScorePicker) Pick(_ []Candidate, totals []float64, rnd *rand.Rand) (ind
 	best := math.Inf(-1)
 	for i, t := range totals {
 		switch {
+		case t < best: // most
 		case t > best:
 			best, index, ties = t, i, 1
 		case t == best:

@@ -18,7 +18,8 @@ type Filter interface {
 }
 
 // Scorer writes one score per candidate, 0 (worst) to 1 (best); the router
-// clamps what lies outside. NaN means that the scorer has no opinion: +0.
+// clamps what lies outside. NaN means that the scorer has no opinion: +0. It must
+// not change the candidates: those that nothing happens to are the next request's, too.
 type Scorer interface {
 	Score(r *Request, c []Candidate, out []float64)
 }
@@ -34,7 +35,8 @@ type Producer interface {
 	// Prepare does the part that needs no lock: hashing. It may wait, as long as
 	// the request's client does.
 	Prepare(r *Request, ch *chain)
-	// Match fills the column, one row per candidate (Candidate.Row).
+	// Match fills the column, one row per candidate: they are all there, each at
+	// the index that is its Candidate.Row.
 	Match(r *Request, ch *chain, c []Candidate, col *Column)
 }
 
@@ -77,6 +79,7 @@ type Term struct {
 type Candidate struct {
 	Endpoint *Endpoint
 	Row      int // row of this candidate in every Column; filters do not change it
+	slot     int // Endpoint.Slot, here so that a pass over all need not read every Endpoint
 
 	// Scraped. NaN when missing or older than the staleness limit.
 	Waiting float64 // requests

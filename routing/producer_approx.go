@@ -181,14 +181,14 @@ func (a *approxProducer) Match(r *Request, ch *chain, c []Candidate, col *Column
 		a.active = slices.Grow(a.active[:0], pages)[:pages]
 		clear(a.active)
 		for i := range c {
-			slot := c[i].Endpoint.slot
+			slot := c[i].slot
 			a.active[slot/64] |= 1 << (slot % 64)
 		}
 		a.store.index.Match(ch.hashes[start:end], a.active, a.matched)
 		start = end
 	}
-	for i := range c {
-		col.Matched[c[i].Row] = a.matched[c[i].Endpoint.slot]
+	for row := range c {
+		col.Matched[row] = a.matched[c[row].slot]
 	}
 }
 

@@ -219,7 +219,8 @@ func (p *burstProducer) place(members []*burstMember) {
 	}
 	f := p.fleet
 	f.mu.Lock()
-	c, _ := f.pin(&Request{}, members[0].endpoints, f.now(), nil)
+	c, _ := f.pin(&Request{}, members[0].endpoints, f.now())
+	c = slices.Clone(c)
 	f.mu.Unlock()
 	running := make([]float64, len(c))
 	for i := range c {

@@ -326,7 +326,8 @@ func (p *preciseProducer) Match(r *Request, ch *chain, c []Candidate, col *Colum
 	x.lock()
 	defer x.mu.Unlock()
 	x.expireSome(p.fleet.now().UnixNano())
-	if len(ch.hashes) > 0 {
+	if len(ch.hashes) > 0 && len(c) > 0 {
+		x.activate(c, preciseRows{&c[0], len(c), p.fleet.pinned.made})
 		x.match(r, ch, c, col)
 	}
 }
@@ -346,72 +347,82 @@ func (x *preciseIndex) match(r *Request, ch *chain, c []Candidate, col *Column) 
 	if len(ch.ends) == 1 {
 		x.walked = ch
 	}
-	x.rows = grown(x.rows, len(c))
 	for i, end := range ch.ends {
-		x.active = grown(x.active, (n+63)/64)
-		clear(x.active)
-		for k := range c {
-			x.rows[k] = x.activate(c[k].Endpoint)
-		}
+		x.active = append(x.active[:0], x.asked...)
 		clear(x.runs)
 		hashes, tokens := ch.hashes[start:end], (r.Ends[i]-first)/bytesPerToken
 		start, first = end, r.Ends[i]
 		longest := x.held.Walk(hashes, x.active, x.runs)
 		var last struct { // many columns have the same
 			run, block int32
+			score      float64
 			cached     int64
 		}
-		for column, run := range x.runs {
+		columns, score, cached := x.columns[:n], x.score[:n], x.cached[:n] // this and the loop below run a thousand times: what they need is in registers
+		for column, run := range x.runs[:n] {
 			if run == 0 {
 				continue
 			}
-			x.score[column] += x.levels[0] * float64(run)
-			if block := x.columns[column].block; run != last.run || block != last.block {
-				last.run, last.block = run, block
+			if block := columns[column].block; run != last.run || block != last.block {
+				last.run, last.block, last.score = run, block, x.levels[0]*float64(run)
 				last.cached = capped(int(run)*ch.blockTokens, tokens, cmp.Or(int(block), ch.blockTokens))
 			}
-			x.cached[column] += last.cached
+			score[column] += last.score
+			cached[column] += last.cached
 		}
 		x.weigh(hashes[:longest])
 	}
 	col.Cached = grown(col.Cached, len(col.Matched))
-	for k := range c {
-		row := c[k].Row
-		if column := x.rows[k]; column >= 0 {
+	score, sums := x.score[:n], x.cached[:n]
+	matched, cached := col.Matched[:len(x.rows)], col.Cached[:len(x.rows)]
+	for row, column := range x.rows {
+		if column >= 0 {
 			// A sum of tenths may come out just below the number that it is.
-			col.Matched[row], col.Cached[row] = int32(x.score[column]+1e-6), x.cached[column]
+			matched[row], cached[row] = int32(score[column]+1e-6), sums[column]
 			continue
 		}
 		best := -1.0
-		col.Cached[row] = 0
-		for _, rank := range x.ranks(c[k].Endpoint) {
-			if rank != nil && x.score[rank.column] > best+1e-9 {
-				best = x.score[rank.column]
-				col.Matched[row], col.Cached[row] = int32(best+1e-6), x.cached[rank.column]
+		cached[row] = 0
+		for _, rank := range x.ranks(c[row].Endpoint) {
+			if rank != nil && score[rank.column] > best+1e-9 {
+				best = score[rank.column]
+				matched[row], cached[row] = int32(best+1e-6), sums[rank.column]
 			}
 		}
 	}
 }
 
-// activate sets the bits of an endpoint's columns in active, and returns its column when it is the only one.
-func (x *preciseIndex) activate(e *Endpoint) int32 {
-	if e.slot >= len(x.bySlot) {
-		return -1
+// activate finds the columns of the candidates, unless it has done so for the same ones.
+func (x *preciseIndex) activate(c []Candidate, of preciseRows) {
+	if x.rowsOf == of {
+		return
 	}
-	s := &x.bySlot[e.slot]
-	if s.endpoint != e {
-		return -1
-	}
-	x.active[s.column/64] |= 1 << (s.column % 64)
-	if !s.several {
-		return s.column
-	}
-	for _, rank := range s.member.ranks {
-		if rank != nil {
-			x.active[rank.column/64] |= 1 << (rank.column % 64)
+	x.rowsOf = of
+	x.rows, x.asked = grown(x.rows, len(c)), grown(x.asked, (len(x.columns)+63)/64)
+	clear(x.asked)
+	for k := range c {
+		e := c[k].Endpoint
+		x.rows[k] = -1
+		if s := x.slotOf(e); s != nil && !s.several {
+			x.rows[k] = s.column
+			x.asked[s.column/64] |= 1 << (s.column % 64)
+			continue
+		}
+		for _, rank := range x.ranks(e) {
+			if rank != nil {
+				x.asked[rank.column/64] |= 1 << (rank.column % 64)
+			}
 		}
 	}
-	return -1
+}
+
+// slotOf returns what is known of an endpoint, nil when the index is of a router
+// that a reload has replaced and the endpoint came later.
+func (x *preciseIndex) slotOf(e *Endpoint) *preciseSlot {
+	if e.slot < len(x.bySlot) && x.bySlot[e.slot].endpoint == e {
+		return &x.bySlot[e.slot]
+	}
+	return nil
 }
 
 // weigh corrects the scores for blocks whose best tier is not the gpu.
@@ -435,13 +446,10 @@ func capped(held, tokens, block int) int64 {
 	return int64(held - held%block)
 }
 
-// ranks returns the ranks of an endpoint; none when the index is of a router that
-// a reload has replaced and the endpoint came later.
+// ranks returns the ranks of an endpoint, see slotOf.
 func (x *preciseIndex) ranks(e *Endpoint) []*preciseRank {
-	if e.slot < len(x.bySlot) {
-		if s := &x.bySlot[e.slot]; s.endpoint == e {
-			return s.member.ranks
-		}
+	if s := x.slotOf(e); s != nil {
+		return s.member.ranks
 	}
 	return nil
 }

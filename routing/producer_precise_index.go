@@ -43,8 +43,10 @@ type preciseIndex struct {
 	members map[*Endpoint]*preciseMember
 
 	// Scratch of match.
+	rowsOf preciseRows // what rows and asked are of; zero: to be made anew
+	rows   []int32     // by candidate, its column; below 0 when it has none or several
+	asked  []uint64    // bits of the candidates' columns
 	active []uint64
-	rows   []int32 // by candidate, its column; below 0 when it has none or several
 	runs   []int32
 	walked *chain // whose single prompt runs is about
 	counts []int32
@@ -66,6 +68,13 @@ type preciseShape struct {
 type tierWeight struct {
 	name   string
 	weight float64
+}
+
+// preciseRows tells pinned candidates from others.
+type preciseRows struct {
+	first *Candidate
+	n     int
+	made  uint64 // see pinned
 }
 
 // preciseColumn is a column of the holder map. A column that a rank has given up is
@@ -191,6 +200,7 @@ func (x *preciseIndex) join(e *Endpoint, slot int) {
 	}
 	x.bySlot[slot] = preciseSlot{endpoint: e, member: m}
 	x.members[e] = m
+	x.rowsOf = preciseRows{}
 	x.addRank(m, 0)
 	x.share.Store(int64(max(1, x.shape.limit/len(x.members))))
 }
@@ -205,6 +215,7 @@ func (x *preciseIndex) leave(e *Endpoint) {
 	}
 	delete(x.members, e)
 	x.bySlot[m.slot] = preciseSlot{}
+	x.rowsOf = preciseRows{}
 	x.share.Store(int64(max(1, x.shape.limit/max(1, len(x.members)))))
 	x.mu.Unlock()
 	for _, r := range m.ranks {
@@ -227,6 +238,7 @@ func (x *preciseIndex) addRank(m *preciseMember, number int) *preciseRank {
 	}
 	m.ranks[number] = r
 	x.bySlot[m.slot].several = len(m.ranks) > 1
+	x.rowsOf = preciseRows{}
 	m.told.Add(1)
 	return r
 }
@@ -244,6 +256,7 @@ func (x *preciseIndex) takeColumn(r *preciseRank) {
 		x.columns = append(x.columns, preciseColumn{})
 	}
 	x.columns[r.column] = preciseColumn{rank: r}
+	x.rowsOf = preciseRows{}
 	if s := &x.bySlot[r.member.slot]; r.number == 0 && s.member == r.member { // it may have left
 		s.column = int32(r.column)
 	}

@@ -191,8 +191,11 @@ func (r *Router) prepare(req *Request, endpoints []*Endpoint) {
 // the fleet's lock. It returns the candidates that were left and the index of
 // the picked one. ex, when not nil, is told every step.
 func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c []Candidate, picked, ties int, degraded bool, err error) {
-	c, degraded = r.fleet.pin(req, endpoints, r.fleet.now(), r.cands[:0])
-	r.cands = c
+	c, degraded = r.fleet.pin(req, endpoints, r.fleet.now())
+	if len(r.filters) > 0 { // they work in place
+		r.cands = append(r.cands[:0], c...)
+		c = r.cands
+	}
 	if len(c) == 0 {
 		return nil, 0, 0, true, ErrNoEndpoints
 	}
@@ -220,14 +223,15 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 	r.totals = slices.Grow(r.totals[:0], rows)[:len(c)]
 	r.scores = slices.Grow(r.scores[:0], rows)[:len(c)]
 	clear(r.totals)
+	totals := r.totals
 	for _, s := range r.scorers {
 		s.Score(req, c, r.scores)
-		for i, v := range r.scores {
+		for i, v := range r.scores[:len(totals)] {
 			if v > 0 { // and no NaN; the built-in min and max, which must mind those, take a sixth of a decision over 1,000 endpoints
 				if v > 1 {
 					v = 1
 				}
-				r.totals[i] += s.weight * v
+				totals[i] += s.weight * v
 			}
 		}
 		ex.scored(req, s, c, r.scores)
@@ -250,8 +254,12 @@ func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
 	}
 	col := &r.columns[r.primary]
 	best := int32(0)
-	for k := range c {
-		best = max(best, col.Matched[c[k].Row])
+	if len(c) == len(col.Matched) {
+		best = slices.Max(col.Matched)
+	} else {
+		for k := range c {
+			best = max(best, col.Matched[c[k].Row])
+		}
 	}
 	m := col.Matched[c[i].Row]
 	l.Matched, l.Total, l.BlockTokens = int(m), col.Total, col.BlockTokens

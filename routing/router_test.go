@@ -151,6 +151,7 @@ func TestDecisionsGolden(t *testing.T) {
 			ep := f.Endpoints()[i]
 			ep.Observe(observed(value(e.Waiting), value(e.Running), value(e.KVUsage)), c.now())
 			ep.awaiting.Store(int64(e.Awaiting))
+			ep.changed()
 			if tc.Total > 0 && len(r.producers) > 0 {
 				if err := r.Seed(promptOf("m", 1, tc.Total), ep, e.Match); err != nil {
 					t.Fatal(err)

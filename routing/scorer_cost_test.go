@@ -62,6 +62,7 @@ func TestExpectedCostLeavesAnOverloadedReplica(t *testing.T) {
 		l.Done(Completed)
 	}
 	home.pending.Store(3000)
+	home.changed()
 	if l := route(); l.Endpoint != home {
 		t.Errorf("3,000 tokens before it: got %s, want %s: 6,400 tokens would be computed again", l.Endpoint.Name(), home.Name())
 	} else {
@@ -69,6 +70,7 @@ func TestExpectedCostLeavesAnOverloadedReplica(t *testing.T) {
 		l.Done(Completed)
 	}
 	home.pending.Store(30_000)
+	home.changed()
 	if l := route(); l.Endpoint == home || l.Reason != ReasonSpill {
 		t.Errorf("30,000 tokens before it: got %s (%s), want the other replica", l.Endpoint.Name(), l.Reason)
 	}

@@ -59,12 +59,20 @@ func (s prefixScorer) Score(r *Request, c []Candidate, out []float64) {
 		clear(out)
 		return
 	}
+	last, score := int32(0), 0.0 // most are like the one before
 	for i := range c {
-		m := float64(col.Matched[c[i].Row])
-		out[i] = m / float64(col.Total)
-		if s.weight > 0 {
-			long := min(1, m*float64(col.BlockTokens)/s.scale)
-			out[i] = s.weight*long*long + (1-s.weight)*out[i]
+		if m := col.Matched[c[i].Row]; m != last {
+			last, score = m, s.score(float64(m), col)
 		}
+		out[i] = score
 	}
+}
+
+func (s prefixScorer) score(matched float64, col *Column) float64 {
+	score := matched / float64(col.Total)
+	if s.weight > 0 {
+		long := min(1, matched*float64(col.BlockTokens)/s.scale)
+		score = s.weight*long*long + (1-s.weight)*score
+	}
+	return score
 }
