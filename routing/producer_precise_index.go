@@ -34,6 +34,7 @@ type preciseIndex struct {
 	share   atomic.Int64  // keys that one endpoint may hold
 	strange atomic.Uint64 // events of endpoints that are not there
 
+	wanted  atomic.Int32 // decisions that wait for mu
 	mu      sync.Mutex
 	held    *kvindex.Blocks   // key -> columns that hold it, or are guessed to
 	lower   []*kvindex.Blocks // by level-1: key -> columns whose best tier is of that level
@@ -168,7 +169,7 @@ const (
 	maxPlaces   = 64
 	maxTierName = 64
 	maxRatio    = 256
-	opsAtOnce   = 16
+	opsAtOnce   = 8
 )
 
 // same tells whether an index of shape s serves a configuration of shape o.
@@ -264,7 +265,7 @@ func (x *preciseIndex) takeColumn(r *preciseRank) {
 
 // rank returns who an event is about, nil when it is to be dropped.
 func (x *preciseIndex) rank(e *Endpoint, number int) *preciseRank {
-	x.mu.Lock()
+	x.lockBetween()
 	defer x.mu.Unlock()
 	m := x.members[e]
 	if m == nil || number < 0 || number >= maxRanks {
@@ -330,6 +331,8 @@ func (x *preciseIndex) Incomplete(e *Endpoint, rank int, why string) {
 // lock takes mu for a decision. Events hold it for a microsecond at a time, while
 // going to sleep until it is free takes ten.
 func (x *preciseIndex) lock() {
+	x.wanted.Add(1)
+	defer x.wanted.Add(-1)
 	for range 1000 {
 		if x.mu.TryLock() {
 			return
@@ -339,10 +342,11 @@ func (x *preciseIndex) lock() {
 }
 
 // lockBetween takes mu for events, between two decisions. It looks again and again
-// before it sleeps, for a decision would have to wake it up.
+// before it sleeps, for a decision would have to wake it up, and lets one that waits
+// go first: who has just let go of a lock has it again before anybody else sees that it was free.
 func (x *preciseIndex) lockBetween() {
 	for range 200 {
-		if x.mu.TryLock() {
+		if x.wanted.Load() == 0 && x.mu.TryLock() {
 			return
 		}
 		runtime.Gosched()
