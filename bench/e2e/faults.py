@@ -28,7 +28,8 @@ first of them runs. Exits 1 when a line says FAIL.
 
 Streams are as long as the model's context allows. Only those are judged that were in the
 middle when the fault came; a part fails when it has fewer than 5 of either replica. Replicas
-with a context of 2048 tokens and room in the cache for 8 such streams each will do.
+with a context of 2048 tokens and room in the cache for 10 such streams each will do, as they
+are started and as --restart starts them again: one without makes streams wait for each other.
 """
 import argparse
 import http.client
@@ -49,7 +50,7 @@ import urllib.request
 CHAT = "/v1/chat/completions"
 STREAMS = 16
 ENOUGH = 5  # streams of a replica to judge; as many failures in a row as leave a replica out
-IDLE = 5  # seconds: kvgate's stream_timeout, the idle limit of a stream
+IDLE = 10  # seconds: kvgate's stream_timeout, the idle limit of a stream; a busy machine makes a replica pause for 5
 
 
 class Report:
