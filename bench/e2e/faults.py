@@ -512,7 +512,7 @@ def part_abort(report, args, replicas):
         return None
 
     with Gate(args, replicas, args.settle) as gate:
-        def leave(what, text, stream, events, phase, stopped=False):
+        def leave(what, text, stream, events, phase, stopped=False, tries=3):
             tokens = longest(args, replicas[0], text)
             if until(lambda: idle(replicas, args.model), 30, 0.2) is None:
                 return report.line(False, f"abort: {what}", "the replicas did not come to rest before")
@@ -543,6 +543,8 @@ def part_abort(report, args, replicas):
             noted = gate.left()[lines:]
             detail = f"gateway {'never' if over is None else f'{over:.2f} s'}, replica {'never' if took is None else f'{took:.2f} s'}, {made:.0f} of {tokens} tokens made, noted as {noted}"
             if seen is None:
+                if tries > 1 and made >= 0.8 * tokens:  # answered to its end: the replica's gauge misses a request now and then
+                    return leave(what, text, stream, events, phase, stopped, tries - 1)
                 detail = "it was never seen at work; " + detail
             ok = seen is not None and over is not None and over < 2 and took is not None and passed < 4 and made < 0.8 * tokens and [p for _, p in noted] == [phase]
             report.line(ok, f"abort: {what} frees the replica within 2 s", detail)
