@@ -132,7 +132,9 @@ func Soak(ctx context.Context, o SoakOptions) (*SoakReport, error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	s := &soak{o: o, dir: dir}
-	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Clients, DisableCompression: true}, Timeout: time.Minute}
+	// A machine that stands still for seconds must not make the client use what the
+	// gateway closes at that moment: it gives connections up before server.idle_timeout.
+	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Clients, DisableCompression: true, IdleConnTimeout: 3 * time.Second}, Timeout: time.Minute}
 	rnd := rand.New(rand.NewPCG(o.Seed, 0))
 	for i := range 200 {
 		s.prompts = append(s.prompts, fmt.Sprintf("%d %s", i, strings.Repeat("soak ", 50+rnd.IntN(800))))
