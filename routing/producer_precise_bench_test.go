@@ -93,6 +93,7 @@ func (p *preciseBench) decide(b *testing.B, tokens, perSecond int) {
 	}
 	stop, stopped := make(chan struct{}), make(chan int)
 	go p.publish(perSecond, stop, stopped)
+	apart(b)                                // events are taken in on one core, decisions are made on another
 	took := make([]time.Duration, 0, 1<<20) // b.N is not known yet: growing would be work for the collector
 	best := slices.Repeat([]time.Duration{time.Hour}, len(requests))
 	start := time.Now()
