@@ -111,6 +111,9 @@ func TestPinnedIsWhatThereIs(t *testing.T) {
 				what = "scrape without metrics"
 				e.ObserveFailure()
 			}
+			if !calm && rnd.IntN(2) == 0 {
+				continue // several things happen between two picks: one that goes and comes back
+			}
 			endpoints := fleet.Endpoints()
 			if !calm && rnd.IntN(4) == 0 {
 				if others, err := fleet.view.Load().resolve(&Request{Model: []byte("n")}); err == nil {
@@ -204,5 +207,33 @@ func TestPinnedBesideChanges(t *testing.T) {
 		if x.Waiting != 1999 || x.InFlight != 0 {
 			t.Errorf("%s: got %v waiting, %d in flight, want 1999, 0", x.Endpoint.Name(), x.Waiting, x.InFlight)
 		}
+	}
+}
+
+// A replica with requests in flight that goes and comes back between two picks is in
+// its slow start at the second one, though it was a candidate at both.
+func TestPinnedSeesAReplicaThatCameBackMeanwhile(t *testing.T) {
+	c := newTestClock()
+	f := readyFleet(t, c, "a", "b")
+	router := newTestRouter(t, f, "")
+	for range 8 {
+		if _, err := router.Route(promptOf("", 1, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := f.Endpoints()[0]
+	if a.InFlight() == 0 {
+		a = f.Endpoints()[1]
+	}
+	if got, want, _, _ := f.pinnedTwice(&Request{}, f.Endpoints()); len(got) != 2 || len(want) != 2 {
+		t.Fatalf("candidates before: got %d and %d, want 2", len(got), len(want))
+	}
+	f.mu.Lock()
+	f.pin(&Request{}, f.Endpoints(), c.now())
+	f.mu.Unlock()
+	a.SetReachable(false)
+	a.SetReachable(true)
+	if got, want, _, _ := f.pinnedTwice(&Request{}, f.Endpoints()); len(got) != 1 || len(want) != 1 {
+		t.Errorf("candidates in its slow start: got %d and without a memory %d, want 1", len(got), len(want))
 	}
 }
