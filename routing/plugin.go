@@ -105,6 +105,10 @@ type Column struct {
 	// by row, of a producer for which that is not Matched*BlockTokens; else empty.
 	Cached []int64
 
+	// tokens and engineBlock, when they are not 0, are what Matched*BlockTokens of every
+	// row is capped with, see capped.
+	tokens, engineBlock int
+
 	predictions *predictions // how well the producer has predicted so far
 	hashes      []uint64     // of the request's prompt, where marks may tell more than Matched; else empty
 }

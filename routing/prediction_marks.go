@@ -40,7 +40,7 @@ func (m *marks) at(hash uint64) int64 {
 // remember keeps the chain of the request that is being decided for mark. Blocks of
 // real tokens that the engine tells, and those of a trace, are all that there is.
 func (col *Column) remember(r *Request, ch *chain) {
-	if col.hashes = nil; len(ch.ends) == 1 && len(col.Cached) == 0 && r.given == nil {
+	if col.hashes = nil; len(ch.ends) == 1 && len(col.Cached) == 0 && col.engineBlock == 0 && r.given == nil {
 		col.hashes = ch.hashes
 	}
 }

@@ -205,6 +205,24 @@ func TestPreciseIsNotDistrusted(t *testing.T) {
 	}
 }
 
+// TestPreciseLearnsNoMarks: what the engine's events tell is not corrected by what it
+// found the last time.
+func TestPreciseLearnsNoMarks(t *testing.T) {
+	p := newPrecise(t, preciseBlock4, "a", "b")
+	p.index().Stored(p.endpoint("a"), 0, event(1, 4, count(0, 400)))
+	for i := range 3 {
+		l, err := p.router.Route(exactRequest("m", "", count(0, 401)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.PredictedTokens(); got != 400 {
+			t.Errorf("request %d: got %d tokens predicted, want 400", i, got)
+		}
+		l.Usage(401, 398)
+		l.Done(Completed)
+	}
+}
+
 // TestBytesPerTokenAreLearned: what the engine makes of a model's bytes scales
 // predictions and costs for that model.
 func TestBytesPerTokenAreLearned(t *testing.T) {

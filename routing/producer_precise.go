@@ -339,57 +339,77 @@ func (p *preciseProducer) Match(r *Request, ch *chain, c []Candidate, col *Colum
 // of T tokens at most (T-1)/E blocks of E tokens come from its cache.
 func (x *preciseIndex) match(r *Request, ch *chain, c []Candidate, col *Column) {
 	n := len(x.columns)
-	x.score, x.cached, x.runs = grown(x.score, n), grown(x.cached, n), grown(x.runs, n)
-	clear(x.score)
-	clear(x.cached)
-	start, first := 0, 0
+	x.runs = grown(x.runs, n)
 	x.walked = nil
 	if len(ch.ends) == 1 {
 		x.walked = ch
+		if x.alike > 0 && x.levels[0] == 1 && !x.lowerHeld() { // all that follows comes down to this
+			x.walk(ch.hashes)
+			x.gather(col.Matched)
+			col.tokens, col.engineBlock = r.Ends[0]/bytesPerToken, x.alike
+			return
+		}
 	}
+	col.Cached = grown(col.Cached, len(col.Matched))
+	x.score, x.cached = grown(x.score, n), grown(x.cached, n)
+	clear(x.score)
+	clear(x.cached)
+	start, first := 0, 0
 	for i, end := range ch.ends {
-		x.active = append(x.active[:0], x.asked...)
-		clear(x.runs)
 		hashes, tokens := ch.hashes[start:end], (r.Ends[i]-first)/bytesPerToken
 		start, first = end, r.Ends[i]
-		longest := x.held.Walk(hashes, x.active, x.runs)
-		var last struct { // many columns have the same
-			run, block int32
-			score      float64
-			cached     int64
-		}
-		columns, score, cached := x.columns[:n], x.score[:n], x.cached[:n] // this and the loop below run a thousand times: what they need is in registers
-		for column, run := range x.runs[:n] {
-			if run == 0 {
-				continue
+		longest := x.walk(hashes)
+		for column, run := range x.runs {
+			if run > 0 {
+				x.score[column] += x.levels[0] * float64(run)
+				x.cached[column] += capped(int(run)*ch.blockTokens, tokens, cmp.Or(x.columns[column].block, ch.blockTokens))
 			}
-			if block := columns[column].block; run != last.run || block != last.block {
-				last.run, last.block, last.score = run, block, x.levels[0]*float64(run)
-				last.cached = capped(int(run)*ch.blockTokens, tokens, cmp.Or(int(block), ch.blockTokens))
-			}
-			score[column] += last.score
-			cached[column] += last.cached
 		}
 		x.weigh(hashes[:longest])
 	}
-	col.Cached = grown(col.Cached, len(col.Matched))
-	score, sums := x.score[:n], x.cached[:n]
-	matched, cached := col.Matched[:len(x.rows)], col.Cached[:len(x.rows)]
 	for row, column := range x.rows {
 		if column >= 0 {
-			// A sum of tenths may come out just below the number that it is.
-			matched[row], cached[row] = int32(score[column]+1e-6), sums[column]
+			col.Matched[row], col.Cached[row] = whole(x.score[column]), x.cached[column]
 			continue
 		}
 		best := -1.0
-		cached[row] = 0
+		col.Cached[row] = 0
 		for _, rank := range x.ranks(c[row].Endpoint) {
-			if rank != nil && score[rank.column] > best+1e-9 {
-				best = score[rank.column]
-				matched[row], cached[row] = int32(best+1e-6), sums[rank.column]
+			if rank != nil && x.score[rank.column] > best+1e-9 {
+				best = x.score[rank.column]
+				col.Matched[row], col.Cached[row] = whole(best), x.cached[rank.column]
 			}
 		}
 	}
+}
+
+// walk sets runs, by column, to how many of a prompt's first blocks it holds, and returns the most.
+func (x *preciseIndex) walk(hashes []uint64) int {
+	x.active = append(x.active[:0], x.asked...)
+	clear(x.runs)
+	return x.held.Walk(hashes, x.active, x.runs)
+}
+
+// gather sets matched, by row, to the runs of the candidates' columns.
+func (x *preciseIndex) gather(matched []int32) {
+	runs := x.runs // what a thousand turns need is in registers
+	matched = matched[:len(x.rows)]
+	for row, column := range x.rows {
+		matched[row] = runs[column]
+	}
+}
+
+// whole returns the blocks that a score counts: a sum of tenths may come out just below the number that it is.
+func whole(score float64) int32 { return int32(score + 1e-6) }
+
+// lowerHeld reports whether the best tier of some block is not the gpu.
+func (x *preciseIndex) lowerHeld() bool {
+	for _, l := range x.lower {
+		if l.Distinct() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // activate finds the columns of the candidates, unless it has done so for the same ones.
@@ -400,17 +420,26 @@ func (x *preciseIndex) activate(c []Candidate, of preciseRows) {
 	x.rowsOf = of
 	x.rows, x.asked = grown(x.rows, len(c)), grown(x.asked, (len(x.columns)+63)/64)
 	clear(x.asked)
+	x.alike = -1
+	ask := func(column int) {
+		x.asked[column/64] |= 1 << (column % 64)
+		if block := cmp.Or(x.columns[column].block, x.keys.BlockTokens()); x.alike < 0 {
+			x.alike = block
+		} else if block != x.alike {
+			x.alike = 0
+		}
+	}
 	for k := range c {
 		e := c[k].Endpoint
-		x.rows[k] = -1
 		if s := x.slotOf(e); s != nil && !s.several {
 			x.rows[k] = s.column
-			x.asked[s.column/64] |= 1 << (s.column % 64)
+			ask(int(s.column))
 			continue
 		}
+		x.rows[k], x.alike = -1, 0
 		for _, rank := range x.ranks(e) {
 			if rank != nil {
-				x.asked[rank.column/64] |= 1 << (rank.column % 64)
+				ask(rank.column)
 			}
 		}
 	}

@@ -44,9 +44,10 @@ type preciseIndex struct {
 	members map[*Endpoint]*preciseMember
 
 	// Scratch of match.
-	rowsOf preciseRows // what rows and asked are of; zero: to be made anew
+	rowsOf preciseRows // what rows, asked and alike are of; zero: to be made anew
 	rows   []int32     // by candidate, its column; below 0 when it has none or several
 	asked  []uint64    // bits of the candidates' columns
+	alike  int         // tokens per engine block of all candidates, 0 when they differ or one has several columns
 	active []uint64
 	runs   []int32
 	walked *chain // whose single prompt runs is about
@@ -83,8 +84,8 @@ type preciseRows struct {
 type preciseColumn struct {
 	rank    *preciseRank // nil when given up
 	guesses int
-	block   int32 // tokens per engine block, 0 before the first event
-	cleared bool  // no event's key is left in it
+	block   int  // tokens per engine block, 0 before the first event
+	cleared bool // no event's key is left in it
 }
 
 // preciseSlot is what a decision reads of an endpoint. It is of the endpoint's slot, and in one array, so that
@@ -692,7 +693,8 @@ func (r *preciseRank) storeTokens(b *BlockStored, place uint8) {
 	if r.engine != size {
 		r.engine = size
 		r.x.mu.Lock()
-		r.x.columns[r.column].block = int32(size)
+		r.x.columns[r.column].block = size
+		r.x.rowsOf = preciseRows{}
 		r.x.mu.Unlock()
 	}
 	r.tokens = r.tokens[:0]

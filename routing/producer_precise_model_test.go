@@ -225,7 +225,8 @@ type preciseRun struct {
 	router  *Router
 	naive   *naiveIndex
 	prompts [][]uint32
-	size    int // tokens per engine block
+	size    int  // tokens per engine block
+	plain   bool // one rank, one tier
 	step    int
 }
 
@@ -250,6 +251,9 @@ func (r *preciseRun) operate() {
 	salt := []string{"", "", "s"}[r.IntN(3)]
 	medium := [][]byte{nil, nil, nil, []byte("GPU"), []byte("cpu"), []byte("disk")}[r.IntN(6)]
 	group := []int{0, 0, 0, 2}[r.IntN(4)]
+	if r.plain {
+		rank, medium = 0, nil
+	}
 	hashes := r.hashes(e, rank, prompt, salt)
 	from := r.IntN(len(hashes))
 	to := from + 1 + r.IntN(len(hashes)-from)
@@ -408,10 +412,7 @@ func (r *preciseRun) match(req *Request, salt string) {
 	}
 	for i, e := range r.fleet.Endpoints() {
 		matched, cached := r.naive.match(e, r.clock.now(), chains, tokens)
-		got := int64(0)
-		if len(col.Cached) > 0 {
-			got = col.Cached[i]
-		}
+		got := col.held(i)
 		if int(col.Matched[i]) != matched || got != cached {
 			r.Fatalf("step %d: %s, %d tokens: got %d blocks, %d tokens cached, want %d, %d", r.step, e.Name(), tokens, col.Matched[i], got, matched, cached)
 		}
@@ -492,7 +493,7 @@ func (r *preciseRun) heldBy(column int) (n int) {
 }
 
 func TestPreciseModel(t *testing.T) {
-	f := func(t *testing.T, name string, seed uint64, ours, engine, steps int) {
+	f := func(t *testing.T, name string, seed uint64, ours, engine int, gpu float64, plain bool, steps int) {
 		t.Run(name, func(t *testing.T) {
 			clock := newTestClock()
 			fleet := readyFleet(t, clock, "a", "b", "c")
@@ -501,14 +502,14 @@ plugins:
 - type: precise-prefix-cache-producer
   parameters:
     tokenProcessorConfig: {blockSizeTokens: %d}
-    indexerConfig: {kvCacheBackendConfigs: [{name: gpu, weight: 0.9}, {name: cpu, weight: 0.5}]}
+    indexerConfig: {kvCacheBackendConfigs: [{name: gpu, weight: %v}, {name: cpu, weight: 0.5}]}
     speculativeIndexing: true
 - type: prefix-cache-scorer
   parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}
-`, ours))
-			r := &preciseRun{T: t, Rand: rand.New(rand.NewPCG(seed, 5)), clock: clock, fleet: fleet, router: router, size: engine}
+`, ours, gpu))
+			r := &preciseRun{T: t, Rand: rand.New(rand.NewPCG(seed, 5)), clock: clock, fleet: fleet, router: router, size: engine, plain: plain}
 			r.naive = &naiveIndex{keys: router.producers[0].Producer.(*preciseProducer).index.keys, ttl: int64(2 * time.Second),
-				weights: map[string]float64{"gpu": .9, "cpu": .5}, ranks: map[*Endpoint]map[int]*naiveRank{}}
+				weights: map[string]float64{"gpu": gpu, "cpu": .5}, ranks: map[*Endpoint]map[int]*naiveRank{}}
 			for _, e := range fleet.Endpoints() {
 				r.naive.rank(e, 0)
 			}
@@ -534,7 +535,10 @@ plugins:
 			}
 		})
 	}
-	f(t, "equal blocks", 1, 4, 4, 20000)
-	f(t, "large engine blocks", 3, 4, 12, 8000)
-	f(t, "small engine blocks", 4, 12, 4, 8000)
+	f(t, "equal blocks", 1, 4, 4, .9, false, 20000)
+	f(t, "large engine blocks", 3, 4, 12, .9, false, 8000)
+	f(t, "small engine blocks", 4, 12, 4, .9, false, 8000)
+	f(t, "one rank and tier", 5, 4, 4, 1, true, 8000)
+	f(t, "one rank and tier, large engine blocks", 6, 4, 12, 1, true, 8000)
+	f(t, "one rank and tier that weighs less", 7, 4, 4, .9, true, 8000)
 }

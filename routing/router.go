@@ -207,6 +207,7 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 		col.Matched = slices.Grow(col.Matched[:0], rows)[:rows]
 		clear(col.Matched)
 		col.Total, col.BlockTokens, col.Cached = 0, 0, col.Cached[:0]
+		col.tokens, col.engineBlock = 0, 0
 		p.Match(req, &req.work.chains[i], c, col)
 		col.remember(req, &req.work.chains[i])
 	}
@@ -226,13 +227,14 @@ func (r *Router) decide(req *Request, endpoints []*Endpoint, ex *Explanation) (c
 	totals := r.totals
 	for _, s := range r.scorers {
 		s.Score(req, c, r.scores)
+		last, share := 0.0, 0.0 // a thousand endpoints have a few different scores, mostly like the one before
 		for i, v := range r.scores[:len(totals)] {
-			if v > 0 { // and no NaN; the built-in min and max, which must mind those, take a sixth of a decision over 1,000 endpoints
-				if v > 1 {
-					v = 1
+			if v != last {
+				if last, share = v, 0; v > 0 { // and no NaN
+					share = s.weight * min(v, 1)
 				}
-				totals[i] += s.weight * v
 			}
+			totals[i] += share
 		}
 		ex.scored(req, s, c, r.scores)
 	}
@@ -278,7 +280,7 @@ func (r *Router) predict(l *Lease, req *Request, c []Candidate, i int) {
 // least one block, as an engine computes the last block anyway.
 func (r *Request) uncached(col *Column, row int) int64 {
 	total := r.hashedTokens()
-	return r.realTokens(min(total, max(total-r.held(col, row), int64(col.BlockTokens))))
+	return r.realTokens(min(total, max(total-col.held(row), int64(col.BlockTokens))))
 }
 
 // cached returns the prompt tokens expected in the cache of the candidate of a row.
@@ -286,15 +288,19 @@ func (r *Request) cached(col *Column, row int) int64 {
 	if n := col.mark(row); n >= 0 {
 		return n
 	}
-	return r.realTokens(min(r.held(col, row), r.hashedTokens()))
+	return r.realTokens(min(col.held(row), r.hashedTokens()))
 }
 
 // held is cached in the tokens that were hashed.
-func (r *Request) held(col *Column, row int) int64 {
-	if len(col.Cached) > 0 {
+func (col *Column) held(row int) int64 {
+	switch held := int(col.Matched[row]) * col.BlockTokens; {
+	case len(col.Cached) > 0:
 		return col.Cached[row]
+	case col.engineBlock > 0:
+		return capped(held, col.tokens, col.engineBlock)
+	default:
+		return int64(held)
 	}
-	return int64(col.Matched[row]) * int64(col.BlockTokens)
 }
 
 // column returns the match column that a scorer was bound to at load.

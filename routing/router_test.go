@@ -230,6 +230,28 @@ func TestPrefixScorerTable(t *testing.T) {
 	f(prefixScorer{}, 1, 0, 0, 0)
 }
 
+// TestPrefixScorerBehindFilter: what is left of the candidates keeps its rows.
+func TestPrefixScorerBehindFilter(t *testing.T) {
+	f := func(rows []int, want ...float64) {
+		t.Helper()
+		r := &Request{}
+		r.work.columns = []Column{{Matched: []int32{1, 2, 2, 4}, Total: 4, BlockTokens: 16}}
+		var c []Candidate
+		for _, row := range rows {
+			c = append(c, Candidate{Row: row})
+		}
+		got := slices.Repeat([]float64{-1}, len(c))
+		prefixScorer{}.Score(r, c, got)
+		if !slices.Equal(got, want) {
+			t.Errorf("rows %v: got %v, want %v", rows, got, want)
+		}
+	}
+	f([]int{0, 1, 2, 3}, .25, .5, .5, 1)
+	f([]int{1, 3}, .5, 1)
+	f([]int{3}, 1)
+	f(nil)
+}
+
 // TestQueueScorerSeesItsOwnBurst: a herd forms when only scraped counts are read.
 func TestQueueScorerSeesItsOwnBurst(t *testing.T) {
 	c := newTestClock()

@@ -60,11 +60,19 @@ func (s prefixScorer) Score(r *Request, c []Candidate, out []float64) {
 		return
 	}
 	last, score := int32(0), 0.0 // most are like the one before
-	for i := range c {
-		if m := col.Matched[c[i].Row]; m != last {
-			last, score = m, s.score(float64(m), col)
+	matched := col.Matched
+	if len(c) == len(matched) { // in order: a thousand candidates need not be read for their rows
+		out = out[:len(matched)]
+		for i, m := range matched {
+			if m != last {
+				last, score = m, s.score(float64(m), col)
+			}
+			out[i] = score
 		}
-		out[i] = score
+		return
+	}
+	for i := range c {
+		out[i] = s.score(float64(matched[c[i].Row]), col)
 	}
 }
 
