@@ -170,7 +170,7 @@ const (
 	maxPlaces   = 64
 	maxTierName = 64
 	maxRatio    = 256
-	opsAtOnce   = 8
+	opsAtOnce   = 4
 )
 
 // same tells whether an index of shape s serves a configuration of shape o.
