@@ -162,7 +162,7 @@ func TestClientLeaves(t *testing.T) {
 					want(t, "client_gone", l["client_gone"], true)
 					want(t, "attempts", s.requests.Load(), int64(1))
 					want(t, "resends", l["resends"], nil)
-					eventually(t, "nothing is in flight", func() bool { return g.InFlight() == 0 })
+					g.settled()
 					want(t, "gauge", g.value(`kvgate_http_requests_in_flight{route="/v1/chat/completions"}`), 0.0)
 					for _, reason := range []string{"timeout", "reset", "truncated", "connect"} {
 						want(t, reason, g.value(`kvgate_upstream_errors_total{reason="`+reason+`",replica="r0"}`), 0.0)
@@ -287,6 +287,7 @@ func TestSlowReader(t *testing.T) {
 	l := g.line()
 	want(t, "client_gone", l["client_gone"], true)
 	want(t, "err", l["err"], "slow_client")
+	eventually(t, "the connection is closed", func() bool { return g.value("kvgate_conns_open{}") == 0 })
 }
 
 // TestSlowReaderIsServed: a client that reads slowly but steadily gets everything.
@@ -332,4 +333,12 @@ func TestHTTP10(t *testing.T) {
 	f("stream", sseHead+chunk(event("a"))+chunk(doneEvent)+lastChunk, events, false)
 	f("length", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok", "ok", false)
 	f("broken stream", sseHead+chunk(event("a")), event("a"), true)
+	t.Run("kept alive", func(t *testing.T) {
+		c := newGateway(t, nil, newStub(t, plain)).dial()
+		for range 2 {
+			a := c.ask(fmt.Sprintf("POST %s HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s", chat, len(chatBody), chatBody))
+			want(t, "body", a.body, plainAnswer)
+			want(t, "Connection", a.Header.Get("Connection"), "keep-alive")
+		}
+	})
 }

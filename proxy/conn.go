@@ -52,6 +52,7 @@ type conn struct {
 	readArmed time.Time // the deadlines that the poller knows
 	stash     []byte
 
+	owns      bool      // the answer is sent past fasthttp, whose own is thrown away
 	clock     time.Time // about now: good enough for a deadline, and cheaper
 	sendArmed time.Time
 	reset     bool // an answer that has no other end than the connection's broke off
@@ -129,6 +130,7 @@ func (c *conn) wasCut() bool {
 // reading says that a request's head is complete; false when the connection is
 // being closed and the request must not be served.
 func (c *conn) reading() bool {
+	c.owns = false
 	c.first = false
 	c.body, c.bodyFrom, c.bodyRead = true, c.since, 0
 	c.state.CompareAndSwap(int32(connIdle), int32(connReading)) // a pipelined request came without a read
@@ -229,11 +231,28 @@ func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 // SetDeadline does nothing.
 func (c *conn) SetDeadline(time.Time) error { return nil }
 
-// Write writes all of p. A client that takes nothing for about write_timeout (half
+// own says that the answer to this request is sent with send, and nothing of fasthttp's.
+func (c *conn) own() { c.owns = true }
+
+// Write takes what fasthttp sends.
+func (c *conn) Write(p []byte) (written int, err error) {
+	if c.owns {
+		return len(p), nil
+	}
+	return c.write(p)
+}
+
+// send writes all of p.
+func (c *conn) send(p []byte) error {
+	_, err := c.write(p)
+	return err
+}
+
+// write writes all of p. A client that takes nothing for about write_timeout (half
 // of it at least, one and a half times it at most) is cut off. The clock may be
 // late and the poller's deadline an earlier write's, so a first deadline that
 // passes only starts another, shorter one.
-func (c *conn) Write(p []byte) (written int, err error) {
+func (c *conn) write(p []byte) (written int, err error) {
 	limit := c.s.live.Load().Server.WriteTimeout
 	for wait := limit; ; wait = limit / 2 {
 		if c.sendArmed.Before(c.clock.Add(wait / 2)) {

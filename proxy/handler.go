@@ -6,7 +6,6 @@ package proxy
 import (
 	"errors"
 	"io"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -18,10 +17,10 @@ import (
 )
 
 // A request's way, from top to bottom: handle, admit, receive, parse, forward,
-// attempt, relay; then exchange.WriteTo and exchange.end in stream.go.
+// attempt, relay; then exchange.stream and exchange.end in stream.go.
 
-// handle serves one request. When it returns, the answer is in ctx or the
-// exchange has become its body stream.
+// handle serves one request. When it returns, the answer is in ctx, or has been
+// sent already: see conn.own.
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	c, ok := ctx.Conn().(*conn)
 	if !ok || !c.reading() {
@@ -70,17 +69,17 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.forward(router)
 }
 
-// handled ends the exchange unless its body flows now.
+// handled ends the exchange.
 func (x *exchange) handled() {
 	if p := recover(); p != nil {
 		x.panicked(p)
-		if !x.streaming {
+		if x.c.owns {
+			x.hangUp()
+		} else {
 			x.refuse(refusePanic)
 		}
 	}
-	if !x.streaming {
-		x.end()
-	}
+	x.end()
 }
 
 // refuse answers in place of a replica.
@@ -752,14 +751,6 @@ func (x *exchange) wait() error {
 // lostWhileWaiting answers for a replica that broke a small plain answer off.
 func (x *exchange) lostWhileWaiting(err error) {
 	x.release(false)
-	h := &x.ctx.Response.Header
-	var names []string
-	for name := range h.All() {
-		names = append(names, string(name))
-	}
-	for _, name := range names {
-		h.Del(name)
-	}
 	if x.c.left() {
 		x.clientLeft()
 		return
@@ -771,15 +762,49 @@ func (x *exchange) lostWhileWaiting(err error) {
 	x.fail(reason, refused)
 }
 
-// relay hands the answer on: its head now, its body as the response's stream.
+// relay hands the answer on. It is written to the connection itself: fasthttp, which
+// would keep it until the handler returns, gets to send nothing.
 func (x *exchange) relay() {
 	if x.c.left() {
 		x.clientLeft()
 		return
 	}
-	h := &x.ctx.Response.Header
 	x.rec.status = x.resp.status
-	x.ctx.SetStatusCode(x.resp.status)
+	x.rec.stream = x.resp.events && x.resp.kind != bodyEmpty
+	x.answerHead()
+	if !x.rec.stream {
+		x.lease.FirstToken() // an engine sends a plain answer when all of it is there
+	}
+	x.tap.reset(x.route.ending)
+	x.letBodyGo()
+	if err := x.wait(); err != nil {
+		x.lostWhileWaiting(err)
+		return
+	}
+	x.c.own()
+	x.stream()
+}
+
+// answerHead writes the answer's head: the replica's fields as they came, but for
+// those of its connection and those that are ours. An answer of unknown length is
+// chunked; an HTTP/1.0 client knows no chunks: the end of the connection is the end
+// of its answer, and a reset is its failure.
+func (x *exchange) answerHead() {
+	request := &x.ctx.Request.Header
+	x.chunked = x.resp.kind != bodyLength && x.resp.kind != bodyEmpty
+	closing := request.ConnectionClose() || x.s.draining.Load()
+	old := !request.IsHTTP11()
+	if old && x.chunked {
+		x.chunked, x.untilClose, closing = false, true, true
+	}
+	if unread := x.rest != nil; unread {
+		closing, x.c.linger = true, true
+	}
+	b := append(x.head[:0], "HTTP/1.1 "...)
+	b = strconv.AppendInt(b, int64(x.resp.status), 10)
+	b = append(b, ' ')
+	b = append(b, fasthttp.StatusMessage(x.resp.status)...)
+	b = append(b, "\r\n"...)
 	cacheControl, buffering := false, false
 	sessions := x.lease.SessionHeaders()
 	for i := range x.resp.fields {
@@ -801,45 +826,41 @@ func (x *exchange) relay() {
 				continue
 			}
 		}
-		h.AddBytesKV(f.name, f.value)
+		b = appendField(b, f.name, f.value)
 	}
-	h.Set("x-request-id", x.rec.id)
+	b = appendOwn(b, "x-request-id", x.rec.id)
 	if x.live.settings.Headers.Replica {
-		h.Set(replicaHeader, x.rec.replica)
+		b = appendOwn(b, replicaHeader, x.rec.replica)
 	}
 	for _, name := range sessions {
-		h.Set(name, x.lease.Endpoint.SessionToken())
+		b = appendOwn(b, name, x.lease.Endpoint.SessionToken())
 	}
-	if unread := x.rest != nil; unread || x.s.draining.Load() {
+	if x.rec.stream && !cacheControl {
+		b = appendOwn(b, "Cache-Control", "no-cache")
+	}
+	if x.rec.stream && !buffering {
+		b = appendOwn(b, "X-Accel-Buffering", "no")
+	}
+	switch {
+	case x.chunked:
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	case x.resp.length >= 0:
+		b = append(b, "Content-Length: "...)
+		b = append(strconv.AppendInt(b, x.resp.length, 10), "\r\n"...)
+	}
+	switch {
+	case closing:
 		x.ctx.SetConnectionClose()
-		x.c.linger = unread
+		b = append(b, "Connection: close\r\n"...)
+	case old:
+		b = append(b, "Connection: keep-alive\r\n"...)
 	}
-	events := x.resp.events && x.resp.kind != bodyEmpty
-	if events {
-		if !cacheControl {
-			h.Set("Cache-Control", "no-cache")
-		}
-		if !buffering {
-			h.Set("X-Accel-Buffering", "no")
-		}
-	} else {
-		x.lease.FirstToken() // an engine sends a plain answer when all of it is there
-	}
-	x.tap.reset(x.route.ending)
-	x.letBodyGo()
-	if x.resp.kind == bodyEmpty {
-		x.noBody()
-		return
-	}
-	if err := x.wait(); err != nil {
-		x.lostWhileWaiting(err)
-		return
-	}
-	if !x.ctx.Request.Header.IsHTTP11() && x.resp.kind != bodyLength {
-		x.startOld(events)
-		return
-	}
-	x.start(events)
+	x.head = append(b, "\r\n"...)
+}
+
+func appendOwn(b []byte, name, value string) []byte {
+	b = append(append(b, name...), ": "...)
+	return append(append(b, value...), "\r\n"...)
 }
 
 // letBodyGo gives the request's body back: an answer is there, so it is not sent
@@ -860,34 +881,4 @@ func relative(location []byte, url string) []byte {
 		return location[len(url):]
 	}
 	return location
-}
-
-// noBody ends an answer that consists of its head.
-func (x *exchange) noBody() {
-	x.ctx.Response.SkipBody = true
-	if x.resp.length >= 0 {
-		x.ctx.Response.Header.SetContentLength(int(x.resp.length))
-	}
-	x.answer.reset(bodyEmpty, 0)
-	x.rec.phase = phaseDone
-	_ = x.complete()
-}
-
-// startOld streams to a client that speaks HTTP/1.0: it knows no chunks, so the
-// end of the connection is the end of the answer, and a reset is its failure.
-func (x *exchange) startOld(events bool) {
-	ctx, c := x.ctx, x.c
-	x.prepare(events)
-	x.direct, x.chunked = true, false
-	ctx.SetConnectionClose()
-	x.head = append(x.head[:0], ctx.Response.Header.Header()...)
-	ctx.HijackSetNoResponse(true)
-	ctx.Hijack(func(net.Conn) {
-		if _, err := c.Write(x.head); err != nil {
-			x.lost(err)
-		} else if _, err := x.WriteTo(nil); err != nil {
-			c.reset = !x.rec.clientEnd
-		}
-		_ = x.Close()
-	})
 }

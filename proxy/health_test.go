@@ -49,6 +49,7 @@ func TestHealthyButDying(t *testing.T) {
 				if a.StatusCode != 200 || a.err != nil || strings.Contains(a.body, `"error"`) {
 					failed++
 				}
+				g.settled()
 			}
 			want(t, "failures seen by clients", failed, 5)
 			want(t, "requests to the dying one", asked.Load(), int64(5))

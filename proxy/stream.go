@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -18,8 +17,7 @@ import (
 )
 
 // exchange is one request and its answer, from the request's head to the last
-// byte that the client takes. It is the response's body stream, and end is the
-// one place where it ends. It is pooled: nothing of it is used behind end.
+// byte that the client takes. end is the one place where it ends. It is pooled: nothing of it is used behind end.
 type exchange struct {
 	s     *Server
 	live  *live // settings in force when the request came
@@ -45,21 +43,17 @@ type exchange struct {
 	head     []byte // scratch: the request's head as it is sent on
 	names    []byte // scratch: the request's model and salt, when its body is gone
 
-	up      *upConn
-	resp    response
-	answer  body
-	tap     tap
-	from    int // payload in the connection's buffer that the client has not got yet
-	to      int
-	direct  bool // written to the client's connection itself, behind the flushed head
-	chunked bool // the client gets chunks
-	between bool // it broke off between two events
+	up         *upConn
+	resp       response
+	answer     body
+	tap        tap
+	chunked    bool // the client gets chunks
+	untilClose bool // the end of the connection is the end of the answer
 
-	counted   bool // in the gauges
-	charged   bool // among the running requests of the key
-	streaming bool // the handler has returned and the body flows
-	whole     bool // the answer was read to its clean end
-	outcome   routing.Outcome
+	counted bool // in the gauges
+	charged bool // among the running requests of the key
+	whole   bool // the answer was read to its clean end
+	outcome routing.Outcome
 
 	ids []byte // memory for request ids: never written twice, so ids may outlive the exchange
 }
@@ -94,7 +88,8 @@ func (s *Server) begin(ctx *fasthttp.RequestCtx, c *conn) *exchange {
 	x.declared, x.hops = 0, 0
 	x.rec = record{start: c.since, client: c.remote, promptTokens: -1, cachedTokens: -1, outputTokens: -1}
 	x.outcome = routing.Canceled
-	x.counted, x.charged, x.streaming, x.whole, x.between, x.spent, x.doubt = false, false, false, false, false, false, false
+	x.chunked, x.untilClose = false, false
+	x.counted, x.charged, x.whole, x.spent, x.doubt = false, false, false, false, false
 	x.answer = body{}
 	x.opening, x.cut = x.opening[:0], 0
 	return x
@@ -177,60 +172,92 @@ func (x *exchange) release(clean bool) {
 	c.drop()
 }
 
-// start makes the exchange the response's body. The handler returns next.
-func (x *exchange) start(events bool) {
-	ctx := x.ctx
-	size := x.prepare(events)
-	// The head goes out at once, and what follows past fasthttp's buffer, unless
-	// there is a payload that can go out with it.
-	have := x.to - x.from
-	x.direct = x.chunked && have == 0 || have < size && (events || size > wholeAnswer)
-	ctx.Response.ImmediateHeaderFlush = x.direct
-	ctx.Response.SetBodyStream(x, size)
-}
-
-// prepare turns from the head to the body, whose size it returns, -1 when unknown.
-func (x *exchange) prepare(events bool) int {
-	size := -1
-	if x.resp.kind == bodyLength {
-		size = int(x.resp.length)
-	}
-	x.chunked = size < 0
-	x.answer.reset(x.resp.kind, x.resp.length)
-	x.from, x.to, _ = x.answer.take(x.up) // an error comes again
-	x.up.until, x.up.stall = time.Time{}, x.live.upstream.StreamTimeout
-	x.rec.stream = events
-	x.rec.phase = phaseStream
-	x.streaming = true
-	x.ctx = nil
-	return size
-}
-
 // wholeAnswer is the size up to which a plain answer waits for its body, so that
 // both go out in one write.
 const wholeAnswer = 8 << 10
 
-// advance makes the next payload available as up.buf.b[from:to]; io.EOF behind a
-// whole answer. It is the only place where an answer is read.
-func (x *exchange) advance() error {
-	if x.to > x.from {
-		return x.look() // taken with the head
+// stream sends the answer, one write per read from the replica: the head with the
+// first payload, or alone when that is not there yet. An answer that broke off has no
+// terminator; its connection is closed.
+func (x *exchange) stream() {
+	c := x.up
+	x.answer.reset(x.resp.kind, x.resp.length)
+	x.rec.phase = phaseStream
+	c.until, c.stall = time.Time{}, x.live.upstream.StreamTimeout
+	from, to, _ := x.answer.take(c) // an error comes again
+	for first := true; ; first = false {
+		var err error
+		switch {
+		case to > from:
+			err = x.write(first, from, to)
+			x.look(c.buf.b[from:to]) // the client need not wait for it
+		case first:
+			err = x.c.send(x.head)
+		}
+		if err != nil {
+			x.lost(err)
+			x.hangUp()
+			return
+		}
+		if from, to, err = x.answer.next(c); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = x.finish()
+			}
+			if err == nil {
+				x.terminate()
+				return
+			}
+			x.broke(err)
+			x.hangUp()
+			return
+		}
+		x.c.clock = c.lastRead
 	}
-	var err error
-	if x.from, x.to, err = x.answer.next(x.up); err == nil {
-		x.c.clock = x.up.lastRead
-		return x.look()
+}
+
+// write sends a payload, framed where it lies if it is to be, and behind the head if it is the first.
+func (x *exchange) write(first bool, from, to int) error {
+	b := x.up.buf.b
+	if x.chunked {
+		var line [headroom]byte
+		size := append(strconv.AppendUint(line[:0], uint64(to-from), 16), "\r\n"...)
+		from -= copy(b[from-len(size):], size)
+		to += copy(b[to:], "\r\n")
 	}
-	x.from, x.to = 0, 0
-	if errors.Is(err, io.EOF) {
-		return x.finish()
+	switch {
+	case !first:
+		return x.c.send(b[from:to])
+	case to-from <= wholeAnswer+headroom+tailroom: // to copy it costs less than another write
+		x.head = append(x.head, b[from:to]...)
+		return x.c.send(x.head)
 	}
-	return x.broke(err)
+	if err := x.c.send(x.head); err != nil {
+		return err
+	}
+	return x.c.send(b[from:to])
+}
+
+// terminate ends a whole answer.
+func (x *exchange) terminate() {
+	if x.chunked {
+		if err := x.c.send(chunkedEnd); err != nil {
+			x.hangUp() // the client has it all
+		}
+	}
+}
+
+var chunkedEnd = []byte("0\r\n\r\n")
+
+// hangUp has the connection closed behind an answer that is not whole.
+func (x *exchange) hangUp() {
+	x.ctx.SetConnectionClose()
+	if x.untilClose {
+		x.c.reset = !x.rec.clientEnd // anything else could be read as the end of the answer
+	}
 }
 
 // look shows the payload to the tap.
-func (x *exchange) look() error {
-	p := x.up.buf.b[x.from:x.to]
+func (x *exchange) look(p []byte) {
 	x.rec.bytesOut += int64(len(p))
 	switch {
 	case x.rec.stream:
@@ -246,10 +273,9 @@ func (x *exchange) look() error {
 	default:
 		x.tap.line.add(p)
 	}
-	return nil
 }
 
-// finish judges an answer whose transport ended cleanly.
+// finish judges an answer whose transport ended cleanly; errTruncated when it is not whole all the same.
 func (x *exchange) finish() error {
 	t := &x.tap
 	x.rec.phase = phaseDone
@@ -258,21 +284,23 @@ func (x *exchange) finish() error {
 		readUsage(begin, &t.usage)
 		readUsage(end, &t.usage)
 		x.told()
-		return x.complete()
+		x.complete()
+		return nil
 	}
 	t.finish()
 	x.told()
 	if x.resp.status == fasthttp.StatusOK && x.route.ending != endingNone && !t.ended && !t.errored {
 		x.rec.phase = phaseStream
-		return x.broke(errTruncated)
+		return errTruncated
 	}
 	if t.failed {
 		x.rec.err = reasonEngine
 		x.s.o.Metrics.upstreamError(x.lease.Endpoint, reasonEngine)
 		x.whole, x.outcome = true, routing.Failed
-		return io.EOF
+		return nil
 	}
-	return x.complete()
+	x.complete()
+	return nil
 }
 
 // told takes over what the answer told of itself.
@@ -281,8 +309,8 @@ func (x *exchange) told() {
 	x.rec.promptTokens, x.rec.cachedTokens, x.rec.outputTokens = x.tap.usage.prompt, x.tap.usage.cached, x.tap.usage.output
 }
 
-// complete ends a whole answer.
-func (x *exchange) complete() error {
+// complete notes that the answer was whole.
+func (x *exchange) complete() {
 	x.whole = true
 	switch status := x.resp.status; {
 	case status < 500 || status == fasthttp.StatusNotImplemented:
@@ -294,19 +322,18 @@ func (x *exchange) complete() error {
 		x.rec.err = reasonStatus
 		x.s.o.Metrics.upstreamError(x.lease.Endpoint, reasonStatus)
 	}
-	return io.EOF
 }
 
 // broke notes that the replica broke its answer off, or that the client left
 // and the connection was closed under the read.
-func (x *exchange) broke(err error) error {
-	x.between = x.rec.stream && x.chunked && x.tap.boundary()
+func (x *exchange) broke(err error) {
+	between := x.rec.stream && x.chunked && x.tap.boundary()
 	x.tap.finish()
-	x.between = x.between && !x.tap.ended && !x.tap.errored // the client has its last event
+	between = between && !x.tap.ended && !x.tap.errored // the client has its last event
 	x.told()
 	if x.c.left() {
-		x.rec.clientEnd, x.between = true, false
-		return errLeft
+		x.rec.clientEnd = true
+		return
 	}
 	x.outcome = routing.Failed
 	switch {
@@ -320,69 +347,20 @@ func (x *exchange) broke(err error) error {
 		x.rec.err = reasonReset
 	}
 	x.s.o.Metrics.upstreamError(x.lease.Endpoint, x.rec.err)
-	return fmt.Errorf("%s: the answer was broken off: %w", x.rec.replica, err)
-}
-
-// SupportsBodyWriteTo tells fasthttp to use WriteTo.
-func (x *exchange) SupportsBodyWriteTo() bool { return true }
-
-// WriteTo sends the answer, one write per read from the replica. Behind an error
-// fasthttp writes no terminator and closes the connection.
-func (x *exchange) WriteTo(w io.Writer) (n int64, err error) {
-	defer x.guard(&err)
-	for {
-		if err := x.advance(); err != nil {
-			if errors.Is(err, io.EOF) {
-				return n, nil
-			}
-			x.sayBroken(w)
-			return n, err
-		}
-		p := x.up.buf.b[x.from:x.to]
-		if err := x.write(w, p); err != nil {
-			x.lost(err)
-			return n, err
-		}
-		n += int64(len(p))
-		x.from, x.to = 0, 0
+	if between {
+		x.sayBroken()
 	}
 }
 
 // sayBroken writes a last event, the API's own error, when the stream broke off
 // between two events. The transport ends without its terminator all the same.
-func (x *exchange) sayBroken(w io.Writer) {
-	if !x.between {
-		return
-	}
+func (x *exchange) sayBroken() {
 	message := "the replica broke the stream off"
 	if x.rec.err == reasonTimeout {
 		message = "the replica sent nothing within upstream.stream_timeout"
 	}
 	p := errorEvent(x.route, fasthttp.StatusBadGateway, "upstream_"+x.rec.err, message)
-	if x.direct {
-		w = x.c
-		p = append(strconv.AppendInt(nil, int64(len(p)), 16), "\r\n"+string(p)+"\r\n"...)
-	}
-	_, _ = w.Write(p)
-}
-
-// write sends one payload. In the direct way it is framed where it lies.
-func (x *exchange) write(w io.Writer, p []byte) error {
-	if !x.direct {
-		_, err := w.Write(p)
-		x.direct = x.chunked // that write was flushed
-		return err
-	}
-	from, to := x.from, x.to
-	b := x.up.buf.b
-	if x.chunked {
-		var line [headroom]byte
-		size := append(strconv.AppendUint(line[:0], uint64(len(p)), 16), "\r\n"...)
-		from -= copy(b[from-len(size):], size)
-		to += copy(b[to:], "\r\n")
-	}
-	_, err := x.c.Write(b[from:to])
-	return err
+	_ = x.c.send(append(strconv.AppendInt(nil, int64(len(p)), 16), "\r\n"+string(p)+"\r\n"...))
 }
 
 // lost notes that the client took no more.
@@ -391,37 +369,6 @@ func (x *exchange) lost(err error) {
 	x.rec.clientEnd = true
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		x.rec.err = reasonSlow
-	}
-}
-
-// Read implements io.Reader for whoever does not use WriteTo.
-func (x *exchange) Read(p []byte) (n int, err error) {
-	defer x.guard(&err)
-	if x.to == x.from {
-		if err := x.advance(); err != nil {
-			return 0, err
-		}
-	}
-	n = copy(p, x.up.buf.b[x.from:x.to])
-	x.from += n
-	return n, nil
-}
-
-// Close ends the exchange; fasthttp calls it once, when the answer is out or cannot be.
-func (x *exchange) Close() error {
-	if !x.whole && x.rec.err == "" {
-		x.told()
-		x.rec.clientEnd = true
-	}
-	x.end()
-	return nil
-}
-
-// guard turns a panic into an error of the stream.
-func (x *exchange) guard(err *error) {
-	if p := recover(); p != nil {
-		x.panicked(p)
-		*err = fmt.Errorf("panic: %v", p)
 	}
 }
 

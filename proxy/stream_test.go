@@ -16,6 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
 	"kvgate/configs"
 	"kvgate/routing"
 )
@@ -514,7 +518,7 @@ func storm(t *testing.T, total int) {
 	if left.Load() == 0 || good.Load() == 0 {
 		t.Errorf("requests given up and served: got %d and %d, want some of each", left.Load(), good.Load())
 	}
-	eventually(t, "nothing is in flight", func() bool { return g.InFlight() == 0 })
+	g.settled()
 	all := append(g.fleet.Endpoints(), g.fleet.Leaving()...)
 	for _, e := range all {
 		want(t, e.ID()+" in flight", e.InFlight(), 0)
@@ -550,6 +554,46 @@ func TestPanic(t *testing.T) {
 	want(t, "in flight", g.InFlight(), 0)
 }
 
+// panicky panics when it is to write a certain word.
+type panicky struct{ net.Conn }
+
+func (c panicky) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("boom")) {
+		panic("boom")
+	}
+	return c.Conn.Write(p)
+}
+
+type panickyListener struct{ net.Listener }
+
+func (l panickyListener) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	return panicky{nc}, err
+}
+
+// TestPanicWithinAnAnswer: it ends broken, not whole and not waited for.
+func TestPanicWithinAnAnswer(t *testing.T) {
+	s := newStub(t, func(c *stubConn) {
+		if _, err := c.request(); err == nil {
+			c.say(sseHead + chunk(event("a")))
+			c.say(chunk(event("boom")) + chunk(doneEvent) + lastChunk)
+			c.gone()
+		}
+	})
+	g := newGatewayWith(t, nil, nil, func(ln net.Listener) net.Listener { return panickyListener{ln} }, s)
+	c := g.dial()
+	c.say(post(chat, streamBody))
+	raw, err := io.ReadAll(c)
+	want(t, "the connection ends", err, error(nil))
+	want(t, "the answer's end", strings.Contains(string(raw), lastChunk), false)
+	want(t, "another answer behind it", strings.Contains(string(raw), "internal_error"), false)
+	l := g.line()
+	want(t, "err", l["err"], "panic")
+	want(t, "status, as the client has it", l["status"], any(int64(200)))
+	want(t, "logged", len(g.errors.TakeAll()), 1)
+	eventually(t, "the replica's connection is closed", func() bool { return s.open.Load() == 0 })
+}
+
 // TestReload: the router in force is taken per request.
 func TestReload(t *testing.T) {
 	s := newStub(t, plain)
@@ -567,4 +611,67 @@ func TestReload(t *testing.T) {
 	g.o.Router.Store(router)
 	want(t, "no parser for chat", c.ask(post(chat, chatBody)).StatusCode, 404)
 	want(t, "messages", c.ask(post("/v1/messages", `{"model":"m","messages":[]}`)).StatusCode, 200)
+}
+
+// TestAnswerIsAsTheReplicaSaidIt: to the byte, but for the fields of the connection
+// and the request's id; one answer behind the other, whatever their kinds.
+func TestAnswerIsAsTheReplicaSaidIt(t *testing.T) {
+	const id = "x-request-id: 7\r\n"
+	f := func(name, answer, as string) {
+		t.Run(name, func(t *testing.T) {
+			s := newStub(t, func(c *stubConn) {
+				for {
+					if _, err := c.request(); err != nil || !c.say(answer) {
+						return
+					}
+				}
+			})
+			g := newGateway(t, nil, s)
+			c := g.dial()
+			for range 3 {
+				c.say(post(chat, chatBody, "X-Request-Id: 7"))
+				got := make([]byte, len(as))
+				_, err := io.ReadFull(c, got)
+				want(t, "error", err, error(nil))
+				want(t, "answer", string(got), as)
+			}
+			c.say("nonsense\r\n\r\n")
+			want(t, "status of what cannot be read", c.answer("POST").StatusCode, 400)
+			c.closed()
+		})
+	}
+	const fields = "date: Mon, 30 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\nX-Odd_name:  two  words\r\nset-cookie: a=1; path=/\r\nset-cookie: a=2\r\n"
+	const kept = "date: Mon, 30 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\nX-Odd_name: two  words\r\nset-cookie: a=1; path=/\r\nset-cookie: a=2\r\n"
+	f("plain", "HTTP/1.1 200 OK\r\n"+fields+"Content-Length: 5\r\n\r\nhello", "HTTP/1.1 200 OK\r\n"+kept+id+"Content-Length: 5\r\n\r\nhello")
+	f("empty", "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 404 Not Found\r\n"+id+"Content-Length: 0\r\n\r\n")
+	f("no content", "HTTP/1.1 204 No Content\r\nX: y\r\n\r\n", "HTTP/1.1 204 No Content\r\nX: y\r\n"+id+"\r\n")
+	long := strings.Repeat("long ", 10_000)
+	f("long", fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(long), long), fmt.Sprintf("HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n%s", id, len(long), long))
+	f("chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk("ab")+lastChunk, "HTTP/1.1 200 OK\r\n"+id+"Transfer-Encoding: chunked\r\n\r\n"+chunk("ab")+lastChunk)
+	f("events", sseHead+chunk(doneEvent)+lastChunk, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"+id+
+		"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk(doneEvent)+lastChunk)
+}
+
+// TestAnswerDoesNotWaitForTheBooks: a log that takes no line holds no answer up.
+func TestAnswerDoesNotWaitForTheBooks(t *testing.T) {
+	f := func(name string, serve func(*stubConn), body string) {
+		t.Run(name, func(t *testing.T) {
+			release := make(chan struct{})
+			core, _ := observer.New(zapcore.InfoLevel)
+			slow := zap.New(core, zap.Hooks(func(zapcore.Entry) error { <-release; return nil }))
+			g := newGatewayWith(t, nil, func(o *Options) { o.Access = slow }, nil, newStub(t, serve))
+			defer close(release)
+			a := g.dial().ask(post(chat, body))
+			want(t, "error", a.err, error(nil))
+			want(t, "status", a.StatusCode, 200)
+			want(t, "in flight", g.InFlight(), 1)
+		})
+	}
+	f("plain", plain, chatBody)
+	f("stream", func(c *stubConn) {
+		if _, err := c.request(); err == nil {
+			c.say(sseHead + chunk(doneEvent) + lastChunk)
+			c.gone()
+		}
+	}, streamBody)
 }

@@ -383,6 +383,12 @@ func (g *gateway) value(series string) float64 {
 	return 0
 }
 
+// settled waits until what was answered is accounted for, which comes behind the answer.
+func (g *gateway) settled() {
+	g.t.Helper()
+	eventually(g.t, "nothing is in flight", func() bool { return g.InFlight() == 0 })
+}
+
 // line returns the one access line there is.
 func (g *gateway) line() map[string]any {
 	g.t.Helper()

@@ -239,6 +239,7 @@ func TestReplicaCredentials(t *testing.T) {
 		g.setSpecs([]routing.EndpointSpec{{Name: "r0", URL: strings.Replace(s.url(), "http://", "https://", 1), Credentials: c}})
 		a := g.dial().ask(post(chat, chatBody, "Authorization: Bearer client"))
 		want(t, "status", a.StatusCode, status)
+		g.settled()
 		if status == 200 && (!strings.Contains(a.body, "Authorization: "+authorization+"\r\n") || strings.Contains(a.body, "client")) {
 			t.Errorf("sent on: got %q, want %q in it", a.body, authorization)
 		}

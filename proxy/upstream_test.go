@@ -302,6 +302,7 @@ func TestPoisoned(t *testing.T) {
 			g := newGateway(t, nil, s)
 			first := g.dial().ask(post(chat, chatBody))
 			want(t, "first", strings.HasPrefix(first.body, `{"conn":1`), true)
+			g.settled()
 			if !together {
 				now <- true
 				<-sent
