@@ -7,7 +7,8 @@ import (
 )
 
 // Bounds of a wave behind which memory is given back: it took so many connections
-// or bytes of bodies more than are left, and no more than half is left.
+// or bytes of bodies more than are left, no more than half is left, and what is left
+// is no less than it was a moment ago, or little.
 const (
 	trimEvery = 2 * time.Second
 	trimConns = 256      // each has had some 40 KiB of buffers and stacks
@@ -17,17 +18,24 @@ const (
 // trimmer notices the end of a wave of connections or bodies. Go gives memory back
 // slowly, and a process with nothing to do collects once in two minutes: what a
 // flood of slow clients has made it take would stay for long.
-type trimmer struct{ conns, bytes int64 }
+type trimmer struct{ conns, bytes wave }
+
+// wave is the most that was in use since memory was given back, and what was at last.
+type wave struct{ peak, last int64 }
+
+// ended notes what is in use. Half-way down is too early: what the other half had
+// would be too little for a wave of its own, and stay.
+func (w *wave) ended(now, least int64) bool {
+	falls := now < w.last && now > w.peak/8
+	w.peak, w.last = max(w.peak, now), now
+	return w.peak-now >= least && now <= w.peak/2 && !falls
+}
 
 // due notes what is in use and says whether a wave has ended.
 func (t *trimmer) due(conns, bytes int64) bool {
-	ended := func(peak *int64, now, least int64) bool {
-		*peak = max(*peak, now)
-		return *peak-now >= least && now <= *peak/2
-	}
-	some, many := ended(&t.conns, conns, trimConns), ended(&t.bytes, bytes, trimBytes)
+	some, many := t.conns.ended(conns, trimConns), t.bytes.ended(bytes, trimBytes)
 	if some || many {
-		t.conns, t.bytes = conns, bytes
+		t.conns.peak, t.bytes.peak = conns, bytes
 	}
 	return some || many
 }
