@@ -154,3 +154,40 @@ func FuzzFraming(f *testing.F) {
 		want(t, "fields on the way", strings.Join(hidden, ", "), "")
 	})
 }
+
+// FuzzFramerPieces reads a stream at once, where whole lines are taken, and byte by
+// byte, where none is: both stop at the same byte, in the same state.
+func FuzzFramerPieces(f *testing.F) {
+	for _, tc := range framingCorpus(f) {
+		if len(tc.raw) <= 4<<10 {
+			f.Add(tc.raw)
+		}
+	}
+	for _, line := range []string{"Accept: */*", "Hose: x", "Expert: 1", "Content-Length: 1", "Transfer-Encoding: chunked", "X-A:\t", "A", "A:\x00", "A\x00: b", ": b", "A: b\r"} {
+		f.Add([]byte("GET /a HTTP/1.1\r\nHost: h\r\n" + line + "\r\nB: c\r\n\r\n"))
+	}
+	for _, line := range []string{"GET /\x7f HTTP/1.1", "GET  HTTP/1.1", " / HTTP/1.1", "GET / HTTP/1.0", "GET / HTTP/1.1 ", "G\x00T / HTTP/1.1"} {
+		f.Add([]byte(line + "\r\nHost: h\r\n\r\n"))
+	}
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		var whole, bytewise framer
+		want := 0
+		for want < len(stream) && bytewise.scan([]byte{stream[want]}) == 1 {
+			want++
+		}
+		got := whole.scan(append([]byte(nil), stream...))
+		if got != want {
+			t.Fatalf("at once: stopped at byte %d, want %d as byte by byte", got, want)
+		}
+		// What a line leaves in the counters is set anew before it is read.
+		for _, f := range []*framer{&whole, &bytewise} {
+			f.n, f.field, f.beside, f.behind, f.host, f.name = 0, 0, 0, false, 0, [len(f.name)]byte{}
+		}
+		if whole.state == bytewise.state && whole != bytewise {
+			t.Fatalf("at once: left %+v, want %+v", whole, bytewise)
+		}
+		if whole.state != bytewise.state {
+			t.Fatalf("at once: state %d, want %d", whole.state, bytewise.state)
+		}
+	})
+}

@@ -240,3 +240,16 @@ func join(statuses []int) string {
 	}
 	return strings.TrimSpace(b.String())
 }
+
+func BenchmarkFramer(b *testing.B) {
+	head := []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: OpenAI/Python 2.9.0\r\nAccept: application/json\r\n" +
+		"Accept-Encoding: gzip, deflate\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{")
+	b.SetBytes(int64(len(head)))
+	b.ReportAllocs()
+	for b.Loop() {
+		var f framer
+		if n := f.scan(head); n != len(head) {
+			b.Fatalf("scan: stopped at byte %d of %d", n, len(head))
+		}
+	}
+}
