@@ -197,6 +197,9 @@ func (c *conn) readRaw(p []byte) (int, error) {
 		now := time.Now()
 		switch {
 		case n > 0:
+			if idle {
+				c.s.prefetcher.arrived(now)
+			}
 			if !c.arrived(now, n) {
 				return 0, io.EOF // closed by Shutdown a moment ago
 			}

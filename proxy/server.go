@@ -51,20 +51,21 @@ type ModelCard struct {
 // Server is the data listener: it reads requests, has them routed, and streams
 // the answers of the replicas back.
 type Server struct {
-	o         Options
-	log       *zap.Logger
-	access    *accessLog
-	http      fasthttp.Server
-	routes    *routes
-	live      atomic.Pointer[live]
-	transport *transport
-	watcher   watcher
-	buffers   buffers
-	exchanges sync.Pool
-	begun     atomic.Int64 // requests that have begun, in the upper half, and those of them that have not ended
-	reroutes  rerouteBudget
-	draining  atomic.Bool // every answer is the last of its connection
-	late      atomic.Bool // no request is served any more
+	o          Options
+	log        *zap.Logger
+	access     *accessLog
+	http       fasthttp.Server
+	routes     *routes
+	live       atomic.Pointer[live]
+	transport  *transport
+	watcher    watcher
+	prefetcher prefetcher
+	buffers    buffers
+	exchanges  sync.Pool
+	begun      atomic.Int64 // requests that have begun, in the upper half, and those of them that have not ended
+	reroutes   rerouteBudget
+	draining   atomic.Bool // every answer is the last of its connection
+	late       atomic.Bool // no request is served any more
 
 	made    time.Time
 	serving sync.WaitGroup
@@ -125,6 +126,7 @@ func New(o Options) (*Server, error) {
 	s.watcher = newWatcher()
 	s.ended = make(chan struct{})
 	s.background.Go(s.trim)
+	s.background.Go(func() { s.prefetcher.find(s.log) })
 	s.http = fasthttp.Server{
 		Handler:        s.handle,
 		ErrorHandler:   s.errorHandler,
