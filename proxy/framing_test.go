@@ -241,6 +241,14 @@ func join(statuses []int) string {
 	return strings.TrimSpace(b.String())
 }
 
+// fasthttp knows the field by this spelling alone.
+func TestFramerSpellsExpect(t *testing.T) {
+	stream := []byte("GET /a HTTP/1.1\r\nHost: h\r\neXPECT: 100-continue\r\n\r\n")
+	var f framer
+	want(t, "bytes taken", f.scan(stream), len(stream))
+	want(t, "as handed on", string(stream), "GET /a HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n\r\n")
+}
+
 func BenchmarkFramer(b *testing.B) {
 	head := []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: OpenAI/Python 2.9.0\r\nAccept: application/json\r\n" +
 		"Accept-Encoding: gzip, deflate\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{")
