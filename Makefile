@@ -33,8 +33,8 @@ govulncheck    := $(BIN)/govulncheck-$(GOVULNCHECK)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# at_once FROM TO writes a program in one piece: Linux from 6.16 on (ext4; XFS before)
-# then keeps it in huge pages, and runs it from them (docs/operations.md).
+# at_once FROM TO writes a program in one piece: Linux 6.18 was seen to keep it in huge
+# pages then (ext4), and to run it from them (docs/operations.md).
 at_once = dd if='$(1)' of='$(2).new' bs=67108864 2>/dev/null && chmod 0755 '$(2).new' && mv -f '$(2).new' '$(2)'
 
 .PHONY: help

@@ -162,7 +162,7 @@ func (f *framer) scan(b []byte) int {
 
 // startLine returns the length of the request line that b begins with when it is one
 // of HTTP/1.1, complete and good; 0 leaves it to step, as plainField does. Line by
-// line, a head of 200 bytes takes a third of the instructions that step needs.
+// line, a head of 210 bytes takes half the time that step needs (BenchmarkFramer).
 func startLine(b []byte) int {
 	const version = " HTTP/1.1\r\n"
 	i := 0

@@ -18,15 +18,15 @@ import (
 
 // prefetcher has the processor load the code of a request's way all at once. After a
 // pause the caches hold what others run, and a request would wait for memory at each
-// of some 1,500 cache lines, one after the other: that is a fifth of the time that a
-// small request takes at 100 per second (docs/benchmarks.md, "A small answer").
+// of some 1,500 cache lines, one after the other. What it gains is in docs/benchmarks.md, "A small
+// answer".
 type prefetcher struct {
 	lines atomic.Pointer[[]uintptr] // addresses of code, nil until they are found
 	last  atomic.Int64              // about when the last request came, ns since 1970
 }
 
 // prefetchPause is the pause between two requests of the process behind which
-// the code is taken to be out of the caches. Where it is not, it costs 1 us.
+// the code is taken to be out of the caches. BenchmarkPrefetch has what it costs where it is not.
 const prefetchPause = 2 * time.Millisecond
 
 // arrived is called when the first bytes of a request have been read.

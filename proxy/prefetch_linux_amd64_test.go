@@ -103,3 +103,14 @@ func TestPrefetchBehindPause(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkPrefetch prefetches code that is in the caches: the price of a pause that was none.
+func BenchmarkPrefetch(b *testing.B) {
+	lines, err := requestCode()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		prefetch(lines)
+	}
+}
