@@ -292,7 +292,7 @@ func (c *conn) Close() error {
 	}
 	c.s.watcher.remove(c)
 	closing := c.Conn
-	if t, ok := c.raw.(*net.TCPConn); ok && c.reset {
+	if t, ok := c.raw.(interface{ SetLinger(sec int) error }); ok && c.reset {
 		_ = t.SetLinger(0) // anything else could be read as the end of the answer
 		closing = c.raw
 	}
@@ -306,7 +306,7 @@ func (c *conn) drain() {
 	if !ok || closer.CloseWrite() != nil {
 		return
 	}
-	if t, ok := c.raw.(*net.TCPConn); ok && c.raw != c.Conn {
+	if t, ok := c.raw.(interface{ CloseWrite() error }); ok && c.raw != c.Conn {
 		_ = t.CloseWrite()
 	}
 	end := time.Now().Add(lingerTime)

@@ -234,6 +234,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	s.accepting.Add(1)
 	s.mu.Unlock()
 	defer s.accepting.Done()
+	ln = directListener{ln}
 	if s.live.Load().cert != nil {
 		ln = tls.NewListener(ln, s.tlsConfig())
 	}
@@ -270,6 +271,18 @@ func (s *Server) Serve(ln net.Listener) error {
 	}
 }
 
+// directListener accepts connections as direct makes them.
+type directListener struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l directListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return direct(c), nil
+}
+
 // opened takes a connection into the books; false when there is no room.
 func (s *Server) opened(c *conn) bool {
 	s.mu.Lock()
@@ -296,7 +309,7 @@ func (s *Server) closedConn(c *conn) {
 
 // turnAway answers a connection for which there is no room. It must not block.
 func (s *Server) turnAway(nc net.Conn) {
-	if _, ok := nc.(*net.TCPConn); ok {
+	if _, secure := nc.(*tls.Conn); !secure { // there it would wait for a handshake
 		body := errorBody(dialectOpenAI, fasthttp.StatusServiceUnavailable, "overloaded", "too many connections: try again", "", "")
 		_ = nc.SetWriteDeadline(time.Now().Add(time.Millisecond))
 		_, _ = nc.Write([]byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: " +

@@ -262,12 +262,13 @@ func (p *pool) dial(l *upstreamLimits, attach func(aborter) bool, detach func())
 	if err != nil {
 		return nil, errors.Join(errDial, err)
 	}
-	c := &upConn{Conn: conn, tcp: conn, pool: p}
+	plain := vectored(direct(conn))
+	c := &upConn{Conn: plain, tcp: plain, pool: p}
 	c.initProbe()
 	if p.secure {
 		cfg := l.credentials(p.endpoint).TLS.Clone()
 		cfg.ServerName = cmp.Or(cfg.ServerName, p.serverName)
-		secure := tls.Client(conn, cfg)
+		secure := tls.Client(plain, cfg)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()
 			return nil, errors.Join(errDial, err)
@@ -287,8 +288,8 @@ func (f cancelFunc) abort() { f() }
 // upConn is a connection to a replica. One goroutine uses it at a time, but for
 // abort.
 type upConn struct {
-	net.Conn          // plain or TLS
-	tcp      net.Conn // what is closed: tls.Conn.Close may wait for the peer
+	net.Conn              // plain or TLS
+	tcp      vectorWriter // what is closed: tls.Conn.Close may wait for the peer
 	pool     *pool
 	prober
 
@@ -306,8 +307,7 @@ type upConn struct {
 	readArmed time.Time // the deadlines that the poller knows
 	sendArmed time.Time
 
-	vec  [2][]byte
-	bufs net.Buffers
+	vec vector // what is being sent
 }
 
 // abort closes the connection; what waits for it fails. It never blocks.
@@ -399,8 +399,7 @@ func (c *upConn) send(now time.Time, head, body []byte, stall time.Duration, par
 		_, err := c.Write(body)
 		return err
 	}
-	c.vec[0], c.vec[1] = head, body
-	c.bufs = c.vec[:]
+	c.vec = vector{head, body}
 	defer c.forget()
 	progress := now
 	for {
@@ -414,7 +413,7 @@ func (c *upConn) send(now time.Time, head, body []byte, stall time.Duration, par
 				return err
 			}
 		}
-		n, err := c.bufs.WriteTo(c.Conn)
+		n, err := c.tcp.writev(&c.vec)
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
@@ -433,7 +432,7 @@ func (c *upConn) send(now time.Time, head, body []byte, stall time.Duration, par
 
 var errEarly = errors.New("the replica answered before it had read the request")
 
-func (c *upConn) forget() { c.vec[0], c.vec[1], c.bufs = nil, nil, nil }
+func (c *upConn) forget() { c.vec = vector{} }
 
 var blankLine = []byte("\r\n\r\n")
 

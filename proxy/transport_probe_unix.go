@@ -2,18 +2,14 @@
 
 package proxy
 
-import (
-	"syscall"
-
-	"golang.org/x/sys/unix"
-)
+import "syscall"
 
 // prober looks at a socket without reading from it. Its function is bound once,
 // so that a look allocates nothing.
 type prober struct {
 	raw    syscall.RawConn
 	look   func(fd uintptr)
-	fds    [1]unix.PollFd
+	one    [1]byte
 	result probeResult
 }
 
@@ -30,16 +26,12 @@ func (c *upConn) initProbe() {
 	p.raw = raw
 	p.look = func(fd uintptr) {
 		p.result = probeEnd
-		p.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-		n, err := unix.Poll(p.fds[:], 0)
+		n, errno := sysPeek(fd, &p.one)
 		switch {
-		case err == nil && n == 0:
+		case errno == syscall.EAGAIN:
 			p.result = probeQuiet
-		case err == nil && p.fds[0].Revents&unix.POLLIN != 0:
-			var one [1]byte
-			if n, _, err := unix.Recvfrom(int(fd), one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT); err == nil && n > 0 {
-				p.result = probeData
-			}
+		case errno == 0 && n > 0:
+			p.result = probeData
 		}
 	}
 }
