@@ -387,10 +387,11 @@ func appendString(out, b []byte, i int) ([]byte, int) {
 // textStep is the room that copyText and plainText want before them.
 const textStep = 17
 
-// copyText copies what is most of a string: plain text, simple escapes and
+// copyTextPortable copies what is most of a string: plain text, simple escapes and
 // characters of three bytes. It returns the bytes written and read when it comes
 // to anything else, or near the end of either side. dst is overwritten beyond
-// what is written.
+// what is written. copyText is the same in assembler where there is some, which
+// takes 0.1 to 0.6 of the time (BenchmarkCopyText).
 //
 // It copies 16 bytes while it looks for what must not be copied among them, and
 // calls nothing, so that all stays in registers: on source code, with an escape
@@ -399,7 +400,7 @@ const textStep = 17
 // the time; the loop's condition is the proof: at most 16 bytes are read at i and
 // written at n, then at most 4 more after both have advanced by less than 16, and
 // n is never above i, as nothing gets longer (BenchmarkParse).
-func copyText(dst, src []byte) (n, i int) {
+func copyTextPortable(dst, src []byte) (n, i int) {
 	last := min(len(src), len(dst)) - textStep
 	if last < 0 {
 		return 0, 0
@@ -453,9 +454,9 @@ func copyText(dst, src []byte) (n, i int) {
 	return n, i
 }
 
-// plainText returns the number of bytes of src before the first that is not plain
+// plainTextPortable, and plainText, return the number of bytes of src before the first that is not plain
 // text, or up to textStep less when there is none.
-func plainText(src []byte) int {
+func plainTextPortable(src []byte) int {
 	s, i := unsafe.Pointer(unsafe.SliceData(src)), 0
 	for last := len(src) - textStep; i <= last; i += 16 {
 		if m := special(load64(s, i)); m != 0 {
