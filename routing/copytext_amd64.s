@@ -73,7 +73,7 @@ escape: // at SI+AX
 	CMPQ    SI, R8
 	JHI     done
 
-	// Escapes come in runs, as at the end of a line of source code: looking at one byte takes a third of the time of 16.
+	// Escapes come in runs, as at the end of a line of source code, which takes 0.6 of the time when one byte is looked at before 16.
 	XORL AX, AX
 	CMPB (SI), $'\\'
 	JEQ  escape

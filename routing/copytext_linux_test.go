@@ -27,14 +27,9 @@ func fenced(t *testing.T) []byte {
 // TestCopyTextAtTheEdgeOfMemory puts both sides at the end and at the start of what may be touched: a byte too much is a fault.
 func TestCopyTextAtTheEdgeOfMemory(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // the trace then names the test
-	rng := rand.New(rand.NewPCG(23, 24))
 	from, to := fenced(t), fenced(t)
-	for range 100_000 {
-		text := randomText(rng)
-		room := len(text)
-		if rng.IntN(3) == 0 {
-			room = rng.IntN(room + 20)
-		}
+	f := func(t *testing.T, text []byte, room int) {
+		t.Helper()
 		want := make([]byte, room)
 		wantN, wantI := copyTextPortable(want, text)
 		for _, last := range []bool{false, true} {
@@ -51,5 +46,18 @@ func TestCopyTextAtTheEdgeOfMemory(t *testing.T) {
 				t.Fatalf("plainText(%q) = %d, want %d", text, got, want)
 			}
 		}
+	}
+	for at := range 50 { // the last bytes of src, wherever they are among 16
+		for _, piece := range textPieces {
+			text := append(bytes.Repeat([]byte{'x'}, at), piece...)
+			f(t, text, len(text))
+			f(t, text, len(text)+20)
+		}
+	}
+	rng := rand.New(rand.NewPCG(23, 24))
+	for range 100_000 {
+		text := randomText(rng)
+		f(t, text, len(text))
+		f(t, text, rng.IntN(len(text)+20))
 	}
 }

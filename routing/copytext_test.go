@@ -2,6 +2,7 @@ package routing
 
 import (
 	"bytes"
+	"encoding/json"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -207,6 +208,26 @@ func BenchmarkCopyText(b *testing.B) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// TestTextWindow: strings of several windows, with an escape, a character of three bytes and a pair of surrogates across each place near a window's end.
+func TestTextWindow(t *testing.T) {
+	for _, piece := range []string{"x", `\n`, `\"`, "語", `\u8a9e`, `\ud83d\ude00`, "😀", "é"} {
+		for back := range textStep + 13 {
+			text := strings.Repeat("x", textWindow-back) + piece + strings.Repeat("y", textWindow) + piece + "z"
+			var want string
+			if err := json.Unmarshal([]byte(`"`+text+`"`), &want); err != nil {
+				t.Fatal(err)
+			}
+			got, end := appendString(nil, []byte(text+`"`), 0)
+			if string(got) != want || end != len(text)+1 {
+				t.Fatalf("%q %d bytes before a window's end: got %d bytes ending at %d, want %d at %d", piece, back, len(got), end, len(want), len(text)+1)
+			}
+			if end, _ := scanString([]byte(text+`"`), 0); end != len(text)+1 {
+				t.Fatalf("%q %d bytes before a window's end: the string ends at %d, want %d", piece, back, end, len(text)+1)
+			}
 		}
 	}
 }
